@@ -1,0 +1,1 @@
+"""The tools of the patch stack: what ``build.sh`` and CI call."""

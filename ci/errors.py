@@ -1,0 +1,18 @@
+"""The one exception that users see as a single clear line."""
+
+
+class StackError(Exception):
+    """Something a user can act on; the command line prints it as one line.
+
+    Args:
+        message: What is wrong, in one line.
+        hint: What to try, in one line, or empty.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = " ".join(str(self.args[0]).split())
+        return f"{text} (try: {self.hint})" if self.hint else text
