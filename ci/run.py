@@ -1,0 +1,58 @@
+"""Run a program; a failure becomes one clear error."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ci.errors import StackError
+
+
+def run(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input_bytes: bytes | None = None,
+    what: str = "",
+    hint: str = "",
+) -> str:
+    """Run a command to its end.
+
+    Args:
+        command: Program and arguments; no shell is involved.
+        cwd: Where to run it.
+        env: Variables to set on top of this process's.
+        input_bytes: Its standard input.
+        what: The step's name for the error message; the program's name by default.
+        hint: What to try when it fails.
+
+    Returns:
+        Its standard output and standard error together.
+
+    Raises:
+        StackError: It is not installed or exits non-zero; the message carries the last
+            line that it printed.
+    """
+    try:
+        result = subprocess.run(
+            list(command),
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            input=input_bytes,
+            stdin=None if input_bytes is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise StackError(f"{command[0]} is not installed", hint) from None
+    output = result.stdout.decode("utf-8", "replace")
+    if result.returncode != 0:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        raise StackError(
+            f"{what or command[0]} failed ({result.returncode}): "
+            f"{lines[-1] if lines else 'no output'}",
+            hint,
+        )
+    return output

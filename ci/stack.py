@@ -1,0 +1,116 @@
+"""Work on the patch stack: ``python -m ci.stack COMMAND``.
+
+list      the patches, in order
+hash      the hash of the set
+check     everything that can be said of the series without running it
+tree      a source tree to work on with quilt
+branch    a git repository with a commit per patch
+export    turn such a repository back into patches/ and series
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ci import check, gitstack, patches, pin, source, tree
+from ci.errors import StackError
+from ci.paths import PATCHES, QUILTRC, ROOT, SERIES_FILE, SOURCES
+
+
+def _tree(args: argparse.Namespace) -> None:
+    the_pin = pin.load(args.pin)
+    target = Path(args.dir or SOURCES / f"vllm-{the_pin.version}").resolve()
+    source.prepare(the_pin, target, args.source)
+    env = tree.quilt_env()
+    lines = [f"export {key}={value}" for key, value in env.items()]
+    (target / ".quiltrc-env").write_text("\n".join(lines) + "\n")
+    print(f"{target}\n\n  cd {target} && . ./.quiltrc-env")
+    print(f"  quilt --quiltrc {QUILTRC} push -a       # apply, edit, then:")
+    print(f"  quilt --quiltrc {QUILTRC} refresh       # writes into patches/")
+    print("  python -m ci.stack check               # brings the file into its final form")
+
+
+def _branch(args: argparse.Namespace) -> None:
+    the_pin = pin.load(args.pin)
+    target = Path(args.dir or SOURCES / f"vllm-{the_pin.version}-git").resolve()
+    series = patches.load().until(args.until)
+    source.prepare(the_pin, target, args.source)
+    gitstack.to_branch(target, series, the_pin)
+    print(f"{target}: branch {gitstack.BRANCH}, {len(series)} commits on {gitstack.BASE}")
+    print("edit, commit --fixup, rebase -i; then: python -m ci.stack export")
+
+
+def _export(args: argparse.Namespace) -> None:
+    the_pin = pin.load(args.pin)
+    repository = Path(args.dir or SOURCES / f"vllm-{the_pin.version}-git").resolve()
+    if not (repository / ".git").exists():
+        raise StackError(f"{repository} is no git repository", "python -m ci.stack branch")
+    if dirty := gitstack.git(repository, "status", "--porcelain", "-uno").strip():
+        raise StackError(f"{repository} has uncommitted changes: {dirty.splitlines()[0]}")
+    series = gitstack.from_branch(repository)
+    if problems := series.problems():
+        raise StackError("; ".join(problems))
+    for name in gitstack.write(series, PATCHES, SERIES_FILE):
+        print(f"changed: {name}")
+    print(f"{len(series)} patches, set {series.set_hash[:12]}")
+
+
+def _check(args: argparse.Namespace) -> None:
+    series = patches.load()
+    problems = check.check(series, pin.load(args.pin), args.source)
+    print(check.touched_table(series))
+    print(f"set {series.set_hash}")
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    if problems:
+        raise StackError(f"{len(problems)} problem(s) in the series")
+    print(f"{len(series)} patches: applied without fuzz or offset, exported byte-identical")
+
+
+def _list(args: argparse.Namespace) -> None:
+    for patch in patches.load():
+        print(f"{patch.name:<44} {patch.fields.get('Forwarded', '?'):<12} {patch.subject}")
+
+
+def _hash(args: argparse.Namespace) -> None:
+    print(patches.load().set_hash)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.stack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--pin", help="which pin of vllm-src/pin.toml (default: the current)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    table = {
+        "list": (_list, "the patches, in order"),
+        "hash": (_hash, "the hash of the set"),
+        "check": (_check, "check the series"),
+        "tree": (_tree, "make a tree to work on with quilt"),
+        "branch": (_branch, "make a git repository with a commit per patch"),
+        "export": (_export, "write the commits of that repository back as patches"),
+    }
+    for name, (function, text) in table.items():
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(function=function)
+        if name in ("tree", "branch", "check"):
+            command.add_argument("--source", default="sdist", help="sdist, git or a path")
+        if name in ("tree", "branch", "export"):
+            command.add_argument("dir", nargs="?", help=f"default: under {SOURCES.relative_to(ROOT)}/")
+        if name == "branch":
+            command.add_argument("--until", metavar="PATCH", help="stop after this patch")
+    args = parser.parse_args(argv)
+    try:
+        args.function(args)
+    except StackError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
