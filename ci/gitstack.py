@@ -19,17 +19,16 @@ _STABLE = (
     "-c", "core.abbrev=40", "-c", "core.quotePath=true", "-c", "diff.noprefix=false",
     "-c", "diff.mnemonicPrefix=false", "-c", "diff.renames=false", "-c", "diff.context=3",
     "-c", "diff.interHunkContext=0", "-c", "diff.suppressBlankEmpty=false",
-    "-c", "diff.orderFile=", "-c", "diff.external=", "-c", "core.attributesFile=/dev/null",
+     "-c", "diff.external=", "-c", "core.attributesFile=/dev/null",
     "-c", "commit.gpgSign=false", "-c", "format.useAutoBase=false", "-c", "format.from=false",
-    "-c", "format.signature=", "-c", "format.subjectPrefix=PATCH", "-c", "format.attach=",
-    "-c", "format.headers=", "-c", "format.notes=", "-c", "format.thread=false",
+    "-c", "format.subjectPrefix=PATCH", "-c", "format.thread=false", "-c", "format.pretty=email",
     "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", "-c", "core.safecrlf=false",
 )  # fmt: skip
 _FORMAT = (
     "format-patch", "--zero-commit", "--full-index", "--no-stat", "--no-signature", "-N",
     "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--diff-algorithm=myers",
     "--no-indent-heuristic", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/",
-    "--encode-email-headers", "--quiet", "--no-base", "--no-cover-letter", "--no-to",
+    "--encode-email-headers", "--quiet", "-O/dev/null", "--no-base", "--no-cover-letter", "--no-to",
     "--no-cc", "--no-add-header",
 )  # fmt: skip
 _WHO = {

@@ -21,13 +21,12 @@ area.  `Hipstack-Patch` repeats the name, so that a git commit knows its file.
 import email
 import email.policy
 import hashlib
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-from unidiff import PatchSet
 
 from ci.errors import StackError
 from ci.paths import PATCHES, SERIES_FILE
@@ -123,8 +122,10 @@ class Patch:
         start = self.data.find(b"\ndiff --git ")
         if start < 0:
             raise StackError(f"{self.name}: there is no `diff --git` in it")
+        from unidiff import PatchSet
+
         try:
-            parsed = PatchSet(self.data[start + 1 :].decode("utf-8"), newline="\n")
+            parsed = PatchSet(io.StringIO(self.data[start + 1 :].decode("utf-8"), newline="\n"))
         except Exception as error:
             raise StackError(f"{self.name}: its diff cannot be parsed: {error}") from None
         return tuple(
