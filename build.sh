@@ -6,4 +6,4 @@ if ! command -v python3 >/dev/null; then
   echo "error: python3 is not installed (try: apt-get install -y python3 python3-venv git g++)" >&2
   exit 1
 fi
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m ci.build "$@"
+HIPSTACK_CWD="$PWD" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m ci.build "$@"

@@ -227,4 +227,6 @@ def check(series: Series, pin: Pin, origin: str = "sdist", build: Path = BUILD) 
     found += ownership_problems(series, load_areas())
     for patch in series:
         found += whitespace_problems(patch)
-    return found + round_trip_problems(series, pin, pristine(pin, origin, build), build / "corrected")
+    return found + round_trip_problems(
+        series, pin, pristine(pin, origin, build), build / "corrected"
+    )

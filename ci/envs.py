@@ -137,7 +137,18 @@ def uv_pip(python: str, *arguments: str) -> list[str]:
     """Return the command that installs into an environment with uv."""
     index = source.index_url()
     extra = ["--default-index", index] if index else []
-    return [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python, *extra, *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        python,
+        *extra,
+        *arguments,
+    ]
 
 
 def torch_requirement(version: str) -> list[str]:

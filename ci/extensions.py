@@ -77,7 +77,9 @@ def find_toolchain(torch_version: str, python: str | None = None) -> Toolchain:
     """
     rocm = rocm_root()
     missing = [] if rocm else ["no ROCm with hipcc (ROCM_PATH, /opt/rocm or PATH)"]
-    python = python or os.environ.get("HIPSTACK_PYTHON") or shutil.which("python3") or sys.executable
+    python = (
+        python or os.environ.get("HIPSTACK_PYTHON") or shutil.which("python3") or sys.executable
+    )
     code = "import json,torch;print(json.dumps([torch.__version__,torch.version.hip or '']))"
     result = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=False, cwd="/"
@@ -179,9 +181,7 @@ def decide(text: str, version: str, torch: str, arches: Sequence[str]) -> Extens
     """
     mode, _, argument = text.partition("=")
     if mode not in MODES or bool(argument) != (mode == "precompiled"):
-        raise StackError(
-            f"--extensions {text!r} is none of auto, compile, precompiled=WHEEL, none"
-        )
+        raise StackError(f"--extensions {text!r} is none of auto, compile, precompiled=WHEEL, none")
     if mode == "none":
         return Extensions("none", "asked for")
     if mode == "precompiled":

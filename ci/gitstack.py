@@ -140,9 +140,7 @@ def from_branch(tree: Path, base: str = BASE, branch: str = "HEAD") -> Series:
             match = re.search(rb"^Hipstack-Patch:[ \t]*(\S+)[ \t]*$", data, re.M)
             name = match[1].decode("ascii", "replace") if match else ""
             if not NAME.fullmatch(name):
-                raise StackError(
-                    f"commit {subject!r} has no valid line Hipstack-Patch: area/name"
-                )
+                raise StackError(f"commit {subject!r} has no valid line Hipstack-Patch: area/name")
             if name in (p.name for p in patches):
                 raise StackError(f"two commits are named {name}", "git rebase -i, squash them")
             patches.append(Patch(name, data))

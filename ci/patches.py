@@ -200,9 +200,7 @@ class Series:
         fits = [p for p in self.patches if p.name == wanted]
         fits = fits or [p for p in self.patches if p.name.split("/")[1] == wanted]
         if len(fits) != 1:
-            raise StackError(
-                f"no patch is named {name!r}; the series has: {', '.join(self.names)}"
-            )
+            raise StackError(f"no patch is named {name!r}; the series has: {', '.join(self.names)}")
         return fits[0]
 
     def until(self, name: str | None) -> "Series":
@@ -284,6 +282,4 @@ def load(series_file: Path = SERIES_FILE, folder: Path = PATCHES) -> Series:
         raise StackError(f"listed in series but absent: {', '.join(missing)}")
     if orphans := sorted(present - set(names)):
         raise StackError(f"present but not listed in series: {', '.join(orphans)}")
-    return Series(
-        tuple(Patch(name, (folder / f"{name}.patch").read_bytes()) for name in names)
-    )
+    return Series(tuple(Patch(name, (folder / f"{name}.patch").read_bytes()) for name in names))

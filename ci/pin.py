@@ -72,6 +72,4 @@ def load(name: str | None = None, path: Path = PIN_FILE) -> Pin:
     python = table.get("python")
     if not isinstance(python, list) or not all(isinstance(p, str) for p in python):
         raise StackError(f"{path.name}: pin {name}: python must be a list of bounds")
-    return Pin(
-        name=name, python=tuple(python), **{field: table[field] for field in _PATTERNS}
-    )
+    return Pin(name=name, python=tuple(python), **{field: table[field] for field in _PATTERNS})

@@ -100,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in ("tree", "branch", "check"):
             command.add_argument("--source", default="sdist", help="sdist, git or a path")
         if name in ("tree", "branch", "export"):
-            command.add_argument("dir", nargs="?", help=f"default: under {SOURCES.relative_to(ROOT)}/")
+            command.add_argument(
+                "dir", nargs="?", help=f"default: under {SOURCES.relative_to(ROOT)}/"
+            )
         if name == "branch":
             command.add_argument("--until", metavar="PATCH", help="stop after this patch")
     args = parser.parse_args(argv)

@@ -1,0 +1,351 @@
+"""Compile lists for architectures, verify the result, put it into a package."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ci import codeobjects
+from ci.aot import lists
+from ci.aot.model import MANIFEST_NAME, AotError, KernelObject, Manifest, valid_arch
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parent.parent
+_STAND_IN = _HERE / "_fake_amdsmi"
+
+# Where the code lies inside the wheel, below the package ``vllm``: data of that package, found at
+# run time through the package's own path, one folder an architecture so that a multi-architecture
+# wheel can be listed and thinned by folder.
+WHEEL_FOLDER = "hipstack/aot"
+# The patterns that setup.py's package data needs for it.
+PACKAGE_DATA = (f"{WHEEL_FOLDER}/{MANIFEST_NAME}", f"{WHEEL_FOLDER}/*/*.hsaco")
+
+# Line information would put the tree's path into the code objects. Triton counts the variable as
+# part of its cache key although it changes no instruction; this is how it reports it.
+_ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "true"}
+
+# Variables that steer Triton, LLVM, vLLM or device detection: never taken over from outside.
+_DROPPED = (
+    "ALLOW_LHS_TMEM",
+    "AMDGCN_",
+    "CUDA_",
+    "DISABLE_",
+    "FAKE_",
+    "GPU_",
+    "HIP_",
+    "LLVM_",
+    "MLIR_",
+    "NVPTX_",
+    "PYTHON",
+    "ROCR_",
+    "TRITON_",
+    "USE_IR_LOC",
+    "VLLM_",
+)
+
+
+def compile_list(
+    tree: Path,
+    list_names: Sequence[str],
+    arches: Sequence[str],
+    out: Path,
+    jobs: int = 1,
+    *,
+    cache: Path | None = None,
+    python: str = sys.executable,
+    progress: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Compile kernel lists of a vLLM tree.
+
+    Args:
+        tree: The root of the tree, the folder that holds ``vllm/``. Nothing is written to it.
+        list_names: Names of lists, or paths of list files.
+        arches: Architectures without features, such as ``gfx1201``.
+        out: The folder to make. An earlier result there is replaced, anything else is refused.
+        jobs: Processes at a time.
+        cache: A folder for Triton's cache and bytecode, which a later run reuses; by default a
+            temporary one.
+        python: The interpreter to compile with; its environment holds torch, triton and what
+            vLLM imports.
+        progress: Called with ``<arch> <list>/<variant>`` when a variant is compiled.
+
+    Returns:
+        The manifest that was written to ``out``.
+
+    Raises:
+        AotError: Anything went wrong; ``out`` is then as it was before.
+    """
+    tree, out = Path(tree).resolve(), Path(out).resolve()
+    arches = _checked_request(tree, list_names, arches, out)
+    definitions = dict(_definition(name) for name in list_names)
+    shares = max(1, jobs // len(arches))
+    work = [(arch, share) for arch in arches for share in range(shares)]
+    with tempfile.TemporaryDirectory(prefix="hipstack-aot-") as temporary:
+        scratch = Path(temporary)
+        names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in list_names]
+
+        def run(task: tuple[str, int]) -> dict[str, Any]:
+            arch, share = task
+            code = scratch / f"{arch}-{share}"
+            code.mkdir()
+            job = {
+                "arch": arch,
+                "lists": names,
+                "share": share,
+                "shares": shares,
+                "environment": _ENVIRONMENT,
+                "out": str(code),
+            }
+            return _run_worker(job, _environment(tree, arch, scratch, cache), python, progress)
+
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            results = list(pool.map(run, work))
+        manifest = _merge(results, definitions, arches)
+        with _replaced_folder(out) as stage:
+            for item in manifest.objects:
+                (stage / item.arch).mkdir(exist_ok=True)
+                source = next(scratch.glob(f"{item.arch}-*/{item.id}.hsaco"))
+                shutil.copyfile(source, stage / item.file)
+            (stage / MANIFEST_NAME).write_text(manifest.dumps())
+            _require_valid(stage)
+    return manifest
+
+
+def verify_manifest(folder: Path) -> list[str]:
+    """Check a result folder: manifest, hashes, code objects, and that nothing else lies there.
+
+    Args:
+        folder: The folder with ``manifest.json``.
+
+    Returns:
+        One sentence per problem; empty if all is as it was compiled.
+    """
+    folder = Path(folder)
+    try:
+        manifest = Manifest.load(folder)
+    except AotError as error:
+        return [str(error)]
+    problems = []
+    for item in manifest.objects:
+        if item.id != item.identity(manifest.triton, manifest.environment):
+            problems.append(f"{item.file}: the id does not fit what it stands for")
+        if item.arch not in manifest.arches:
+            problems.append(f"{item.file}: {item.arch} is not one of the manifest's architectures")
+        problems += _file_problems(folder, item)
+    listed = [item.file for item in manifest.objects]
+    problems += [f"{file}: listed twice" for file in sorted(set(listed)) if listed.count(file) > 1]
+    for arch in manifest.arches:
+        if not any(item.arch == arch for item in manifest.objects):
+            problems.append(f"no object for {arch}")
+    expected = {MANIFEST_NAME, *listed}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_symlink() or not path.is_dir()) and name not in expected:
+            problems.append(f"{name}: not in the manifest")
+    return problems
+
+
+def install_into(package_dir: Path, out: Path) -> Path:
+    """Put a result into the package folder that becomes the wheel.
+
+    Args:
+        package_dir: The folder of the package ``vllm``.
+        out: A folder made by :func:`compile_list`.
+
+    Returns:
+        The folder in the package, ``<package_dir>/hipstack/aot``. What was there is replaced.
+
+    Raises:
+        AotError: ``package_dir`` is no package, or ``out`` does not verify.
+    """
+    package_dir, out = Path(package_dir).resolve(), Path(out)
+    if not (package_dir / "__init__.py").is_file():
+        raise AotError(f"{package_dir} is not the folder of a Python package")
+    _require_valid(out)
+    manifest = Manifest.load(out)
+    target = package_dir / WHEEL_FOLDER
+    target.parent.mkdir(exist_ok=True)
+    with _replaced_folder(target) as stage:
+        for name in (MANIFEST_NAME, *(item.file for item in manifest.objects)):
+            (stage / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(out / name, stage / name)
+        _require_valid(stage)
+    return target
+
+
+def _checked_request(
+    tree: Path, list_names: Sequence[str], arches: Sequence[str], out: Path
+) -> list[str]:
+    """Refuse what cannot work before anything is started; return the distinct arches, sorted."""
+    if not (tree / "vllm" / "__init__.py").is_file():
+        raise AotError(f"{tree} is not a vLLM source tree (no vllm/__init__.py)")
+    if not list_names or not arches:
+        raise AotError("name at least one kernel list and one architecture")
+    for arch in arches:
+        if not valid_arch(arch):
+            raise AotError(f"{arch!r} is not the name of an architecture (such as gfx1201)")
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise AotError(f"{out} is not a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_NAME).is_file():
+        raise AotError(f"{out} holds other files; name a new folder or an earlier result")
+    return sorted(set(arches))
+
+
+def _definition(name: str) -> tuple[str, str]:
+    kernels, sha256 = lists.load(name)
+    return kernels.name, sha256
+
+
+def _environment(tree: Path, arch: str, scratch: Path, cache: Path | None) -> dict[str, str]:
+    """The worker's environment: nothing that steers a compilation comes from outside."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    # vLLM asks for its own version while it detects the platform, and "cpu" in it would decide.
+    metadata = scratch / "metadata"
+    info = metadata / "vllm-0.0.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.0+aot\n")
+    store = (cache or scratch / "cache").resolve()
+    return {
+        **kept,
+        **_ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join(map(str, (metadata, _STAND_IN, tree, _ROOT))),
+        "PYTHONHASHSEED": "0",
+        "PYTHONPYCACHEPREFIX": str(store / "bytecode"),
+        "TRITON_CACHE_DIR": str(store / "triton"),
+        "FAKE_GFX": arch,
+        # Set but empty: vLLM then keeps Triton although there is no active GPU driver.
+        "HIP_VISIBLE_DEVICES": "",
+        "VLLM_PLUGINS": "",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(scratch / "vllm"),
+        "VLLM_CONFIG_ROOT": str(scratch / "vllm"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _run_worker(
+    job: dict[str, Any],
+    environment: Mapping[str, str],
+    python: str,
+    progress: Callable[[str], None] | None,
+) -> dict[str, Any]:
+    log = Path(job["out"]) / "stderr.txt"
+    with log.open("w") as stderr:
+        try:
+            process = subprocess.Popen(
+                [python, "-m", "ci.aot.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=dict(environment),
+                cwd=job["out"],
+                text=True,
+            )
+        except OSError as error:
+            raise AotError(f"{python}: {error.strerror or error}") from error
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as stream:
+            json.dump(job, stream)
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise AotError(answer["error"])
+            if "result" in answer:
+                result: dict[str, Any] = answer["result"]
+                return result
+            if progress is not None:
+                progress(answer["done"])
+    lines = log.read_text(errors="replace").strip().splitlines()
+    raise AotError(
+        f"the compilation for {job['arch']} ended with status {process.returncode}: "
+        f"{lines[-1] if lines else 'no message'}"
+    )
+
+
+def _merge(
+    results: list[dict[str, Any]], definitions: Mapping[str, str], arches: Sequence[str]
+) -> Manifest:
+    """Join the workers' answers; objects that several of them made must be the same."""
+    objects: dict[str, KernelObject] = {}
+    for result in results:
+        if result["triton"] != results[0]["triton"]:
+            raise AotError("Triton changed while it was used")
+        for data in result["objects"]:
+            item = KernelObject.from_json(data)
+            if known := objects.get(item.id):
+                if known.sha256 != item.sha256:
+                    raise AotError(f"{item.kernel} for {item.arch} compiled to two different files")
+                item = replace(item, variants=known.variants + item.variants)
+            objects[item.id] = item
+    ordered = [
+        replace(item, variants=tuple(sorted(set(item.variants)))) for item in objects.values()
+    ]
+    return Manifest(
+        triton=results[0]["triton"],
+        environment=_ENVIRONMENT,
+        lists=dict(definitions),
+        arches=tuple(arches),
+        objects=tuple(sorted(ordered, key=lambda item: (item.arch, item.kernel, item.id))),
+    )
+
+
+def _file_problems(folder: Path, item: KernelObject) -> list[str]:
+    path = folder / item.file
+    if path.is_symlink() or not path.is_file():
+        return [f"{item.file}: missing"]
+    data = path.read_bytes()
+    if len(data) != item.size or hashlib.sha256(data).hexdigest() != item.sha256:
+        return [f"{item.file}: was changed"]
+    try:
+        found = codeobjects.scan_bytes(item.file, data)
+    except codeobjects.CodeObjectError as error:
+        return [str(error)]
+    problems = codeobjects.check_arches(found, [item.arch])
+    if len(found) != 1 or found[0].kernels != 1:
+        problems.append(f"{item.file}: is not one code object with one kernel")
+    symbol = f"{item.metadata.get('name')}.kd".encode()
+    if symbol not in data:
+        problems.append(f"{item.file}: does not define {item.metadata.get('name')}")
+    return problems
+
+
+def _require_valid(folder: Path) -> None:
+    if problems := verify_manifest(folder):
+        raise AotError("; ".join(problems))
+
+
+@contextlib.contextmanager
+def _replaced_folder(target: Path) -> Iterator[Path]:
+    """Give an empty folder to fill that takes the target's place if all went well."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise AotError(f"{target}: {error.strerror or error}") from error
+    content, old = stage / "new", stage / "old"
+    try:
+        content.mkdir()
+        yield content
+        if target.exists():
+            target.rename(old)
+        content.rename(target)
+    except OSError as error:
+        raise AotError(f"{target}: {error.strerror or error}") from error
+    finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        shutil.rmtree(stage, ignore_errors=True)
