@@ -1,1 +1,1 @@
-"""The tools of the patch stack: what ``build.sh`` and CI call."""
+"""What build.sh and CI call: typed, without import-time side effects."""

@@ -14,7 +14,7 @@ ARCHES: dict[str, str] = {
     "gfx950": "Instinct MI350X/MI355X",
     "gfx1250": "Instinct MI450 series (not RDNA, although its name starts with gfx12)",
     "gfx1030": "Radeon RX 6800/6900 series, PRO W6800",
-    "gfx1100": "Radeon RX 7900 XT/XTX/GRE, PRO W7800/W7900",
+    "gfx1100": "Radeon RX 7900 XTX/7900 XT/7900 GRE, PRO W7800/W7900",
     "gfx1101": "Radeon RX 7700 XT/7800 XT, PRO W7700",
     "gfx1102": "Radeon RX 7600, PRO W7500/W7600",
     "gfx1103": "Radeon 740M/760M/780M (Phoenix, Hawk Point)",

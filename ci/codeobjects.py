@@ -28,7 +28,7 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -227,9 +227,12 @@ def scan_wheel(path: Path | str) -> list[CodeObject]:
                 if info.file_size > MAX_UNCOMPRESSED:
                     raise CodeObjectError(f"{info.filename}: {info.file_size} bytes is too much")
                 found += scan_bytes(info.filename, archive.read(info))
+    except CodeObjectError:
+        raise
     except OSError as error:
         raise CodeObjectError(f"{path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    # zipfile answers damaged archives with many kinds of exception.
+    except Exception as error:
         raise CodeObjectError(f"{path}: not a readable wheel: {error}") from error
     return found
 
@@ -318,35 +321,41 @@ def _scan_embedded(name: str, data: bytes, covered: list[tuple[int, int]]) -> li
     parse is passed over.
     """
     found: list[CodeObject] = []
-    covered = list(covered)
-    for magic in (BUNDLE_MAGIC, COMPRESSED_MAGIC):
-        for offset in _occurrences(data, magic, covered):
-            try:
-                items, used = _read_container(name, memoryview(data)[offset:], offset)
-            except CodeObjectError:
-                continue
-            found += items
-            covered.append((offset, offset + used))
-    for offset in _occurrences(data, AMDGPU_IDENT, covered):
-        size = _elf_size(data, offset)
-        try:
-            elf = _read_code_object(data[offset : offset + size])
-        except CodeObjectError:
-            continue
-        found.append(
-            CodeObject(name, offset, "embedded-elf", elf.target, elf.arch, size, elf.kernels)
-        )
-        covered.append((offset, offset + size))
+    covered = sorted(covered)
+    view = memoryview(data)
+    for magic in (BUNDLE_MAGIC, COMPRESSED_MAGIC, AMDGPU_IDENT):
+        position = data.find(magic)
+        while position >= 0:
+            following = _end_of_cover(covered, position)
+            if following is None:
+                try:
+                    if magic == AMDGPU_IDENT:
+                        items, used = _read_embedded_elf(name, data, position)
+                    else:
+                        items, used = _read_container(name, view[position:], position)
+                except CodeObjectError:
+                    following = position + 1
+                else:
+                    found += items
+                    following = position + used
+                    bisect.insort(covered, (position, following))
+            position = data.find(magic, following)
     return found
 
 
-def _occurrences(data: bytes, magic: bytes, covered: list[tuple[int, int]]) -> Iterator[int]:
-    position = data.find(magic)
-    while position >= 0:
-        inside = next((end for start, end in covered if start <= position < end), None)
-        if inside is None:
-            yield position
-        position = data.find(magic, max(position + 1, inside or 0))
+def _end_of_cover(covered: list[tuple[int, int]], position: int) -> int | None:
+    """The end of the range that holds the position; the ranges are sorted and disjoint."""
+    index = bisect.bisect_right(covered, (position, sys.maxsize)) - 1
+    if index >= 0 and position < covered[index][1]:
+        return covered[index][1]
+    return None
+
+
+def _read_embedded_elf(name: str, data: bytes, offset: int) -> tuple[list[CodeObject], int]:
+    size = _elf_size(data, offset)
+    elf = _read_code_object(data[offset : offset + size])
+    item = CodeObject(name, offset, "embedded-elf", elf.target, elf.arch, size, elf.kernels)
+    return [item], size
 
 
 def _read_fat(name: str, data: bytes, start: int, end: int) -> list[CodeObject]:

@@ -77,20 +77,20 @@ def find_toolchain(torch_version: str, python: str | None = None) -> Toolchain:
     """
     rocm = rocm_root()
     missing = [] if rocm else ["no ROCm with hipcc (ROCM_PATH, /opt/rocm or PATH)"]
-    python = (
-        python or os.environ.get("HIPSTACK_PYTHON") or shutil.which("python3") or sys.executable
-    )
+    asked = python or os.environ.get("HIPSTACK_PYTHON")
+    python = asked or shutil.which("python3") or sys.executable
+    name = "HIPSTACK_PYTHON" if asked else "python3"
     code = "import json,torch;print(json.dumps([torch.__version__,torch.version.hip or '']))"
     result = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=False, cwd="/"
     )
     torch, hip = "", ""
     if result.returncode != 0:
-        missing.append(f"{python} has no torch")
+        missing.append(f"{name} has no torch")
     else:
         torch, hip = json.loads(result.stdout.splitlines()[-1])
         if not hip:
-            missing.append(f"the torch of {python} ({torch}) is not a ROCm build")
+            missing.append(f"the torch of {name} ({torch}) is not a ROCm build")
         elif torch.split("+")[0].split(".")[:2] != torch_version.split(".")[:2]:
             missing.append(f"torch {torch} is installed, the pin wants {torch_version}")
     return Toolchain(rocm, python, hip, torch, tuple(missing))

@@ -136,6 +136,10 @@ def from_branch(tree: Path, base: str = BASE, branch: str = "HEAD") -> Series:
         git(tree, *_FORMAT, "-o", scratch, f"{base}..{branch}")
         for path in sorted(Path(scratch).iterdir()):
             data = path.read_bytes()
+            if not data:
+                raise StackError(
+                    f"{path.name}: that commit changes nothing", "git rebase -i, drop it"
+                )
             subject = Patch("unnamed/unnamed", data).subject
             match = re.search(rb"^Hipstack-Patch:[ \t]*(\S+)[ \t]*$", data, re.M)
             name = match[1].decode("ascii", "replace") if match else ""

@@ -33,7 +33,9 @@ from ci.paths import PATCHES, SERIES_FILE
 
 FIELDS = ("Why", "Test-Plan", "Depends", "Forwarded", "Obsolete-When", "Hipstack-Patch")
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*/[a-z0-9]+(?:-[a-z0-9]+)*")
-_FIELD_LINE = re.compile(r"^(%s):[ \t]*(.*)$" % "|".join(FIELDS))
+# Where the diff begins, as git writes it and as quilt does.
+_DIFF = re.compile(rb"^(?:diff --git |--- (?:a/|/dev/null)|Index: )", re.M)
+_FIELD_LINE = re.compile(rf"^({'|'.join(FIELDS)}):[ \t]*(.*)$")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Patch:
 
     @cached_property
     def _message(self) -> tuple[str, str]:
-        head, _, _ = self.data.partition(b"\ndiff --git ")
+        diff = _DIFF.search(self.data)
+        head = self.data[: diff.start()] if diff else self.data
         mail = email.message_from_bytes(
             head.split(b"\n", 1)[1] if head.startswith(b"From ") else head,
             policy=email.policy.default,
@@ -119,13 +122,13 @@ class Patch:
         Raises:
             StackError: The diff cannot be parsed.
         """
-        start = self.data.find(b"\ndiff --git ")
-        if start < 0:
-            raise StackError(f"{self.name}: there is no `diff --git` in it")
-        from unidiff import PatchSet
+        diff = _DIFF.search(self.data)
+        if diff is None:
+            raise StackError(f"{self.name}: there is no diff in it")
+        from unidiff.patch import PatchSet
 
         try:
-            parsed = PatchSet(io.StringIO(self.data[start + 1 :].decode("utf-8"), newline="\n"))
+            parsed = PatchSet(io.StringIO(self.data[diff.start() :].decode("utf-8"), newline="\n"))
         except Exception as error:
             raise StackError(f"{self.name}: its diff cannot be parsed: {error}") from None
         return tuple(
@@ -160,8 +163,7 @@ class Patch:
         if not self.depends and self.fields.get("Depends") not in (None, "", "none"):
             found.append("Depends: must be `none` or names of patches")
         if not any(c.path.startswith("tests/") for c in self.changes):
-            if not forwarded.startswith("not-needed"):
-                found.append("touches no file under tests/")
+            found.append("touches no file under tests/")
         return [f"{self.name}: {text}" for text in found]
 
 

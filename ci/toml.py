@@ -25,7 +25,8 @@ def read(path: Path) -> dict[str, Any]:
         StackError: It does not exist or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return data
     except FileNotFoundError:
         raise StackError(f"{path} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

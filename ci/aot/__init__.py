@@ -16,7 +16,14 @@ It is written as a whole or not at all, and the same tree, lists, architectures 
 the same bytes. Inside the wheel it lies at ``vllm/hipstack/aot`` (:func:`install_into`).
 """
 
-from ci.aot.build import PACKAGE_DATA, WHEEL_FOLDER, compile_list, install_into, verify_manifest
+from ci.aot.build import (
+    PACKAGE_DATA,
+    WHEEL_FOLDER,
+    compile_list,
+    install_into,
+    verify_manifest,
+    verify_wheel,
+)
 from ci.aot.model import AotError, KernelObject, Manifest, Resources
 
 __all__ = [
@@ -29,4 +36,5 @@ __all__ = [
     "compile_list",
     "install_into",
     "verify_manifest",
+    "verify_wheel",
 ]

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -95,6 +97,8 @@ def compile_list(
         scratch = Path(temporary)
         names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in list_names]
 
+        running = _Running()
+
         def run(task: tuple[str, int]) -> dict[str, Any]:
             arch, share = task
             code = scratch / f"{arch}-{share}"
@@ -107,10 +111,16 @@ def compile_list(
                 "environment": _ENVIRONMENT,
                 "out": str(code),
             }
-            return _run_worker(job, _environment(tree, arch, scratch, cache), python, progress)
+            environment = _environment(tree, arch, scratch, cache)
+            return _run_worker(job, environment, python, progress, running)
 
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            results = list(pool.map(run, work))
+            try:
+                results = list(pool.map(run, work))
+            except BaseException:
+                # The other workers' results are of no use any more.
+                running.stop()
+                raise
         manifest = _merge(results, definitions, arches)
         with _replaced_folder(out) as stage:
             for item in manifest.objects:
@@ -154,6 +164,32 @@ def verify_manifest(folder: Path) -> list[str]:
         if (path.is_symlink() or not path.is_dir()) and name not in expected:
             problems.append(f"{name}: not in the manifest")
     return problems
+
+
+def verify_wheel(wheel: Path, arches: Sequence[str]) -> list[str]:
+    """Check the ahead-of-time code inside a wheel.
+
+    Args:
+        wheel: The wheel file.
+        arches: The architectures that it was built for.
+
+    Returns:
+        One sentence per problem; empty if the wheel holds a valid result for exactly ``arches``.
+    """
+    prefix = f"vllm/{WHEEL_FOLDER}/"
+    try:
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as temporary:
+            names = [name for name in archive.namelist() if name.startswith(prefix)]
+            archive.extractall(temporary, names)
+            folder = Path(temporary, prefix)
+            problems = verify_manifest(folder)
+            if not problems and (built := Manifest.load(folder).arches) != tuple(
+                sorted(set(arches))
+            ):
+                problems.append(f"is for {', '.join(built)}, asked for {', '.join(arches)}")
+            return [problem.replace(f"{temporary}/", "") for problem in problems]
+    except (OSError, zipfile.BadZipFile) as error:
+        return [f"{wheel}: not a readable wheel: {error}"]
 
 
 def install_into(package_dir: Path, out: Path) -> Path:
@@ -235,11 +271,36 @@ def _environment(tree: Path, arch: str, scratch: Path, cache: Path | None) -> di
     }
 
 
+class _Running:
+    """The worker processes of one compilation, to be stopped together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[str]] = []
+        self._stopped = False
+
+    def add(self, process: subprocess.Popen[str]) -> None:
+        """Take note of a process; end it at once if the others were stopped already."""
+        with self._lock:
+            self._processes.append(process)
+            if self._stopped:
+                process.terminate()
+
+    def stop(self) -> None:
+        """End all processes, also those that are yet to come."""
+        with self._lock:
+            self._stopped = True
+            for process in self._processes:
+                if process.poll() is None:
+                    process.terminate()
+
+
 def _run_worker(
     job: dict[str, Any],
     environment: Mapping[str, str],
     python: str,
     progress: Callable[[str], None] | None,
+    running: _Running,
 ) -> dict[str, Any]:
     log = Path(job["out"]) / "stderr.txt"
     with log.open("w") as stderr:
@@ -255,6 +316,7 @@ def _run_worker(
             )
         except OSError as error:
             raise AotError(f"{python}: {error.strerror or error}") from error
+    running.add(process)
     with process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
+_ID = re.compile(r"[0-9a-f]{32}\Z")
 _ARCH = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}\Z")
 
 
@@ -179,6 +180,8 @@ class KernelObject:
         values["variants"] = tuple(_strings(values["variants"], "variants"))
         if not _ARCH.match(str(values["target"].get("arch"))):
             raise AotError("an object's target names no architecture")
+        if not _ID.match(values["id"]):
+            raise AotError("an object's id is not a hash")
         return cls(**values)
 
 
@@ -230,7 +233,11 @@ class Manifest:
         if data.get("schema") != SCHEMA:
             raise AotError(f"manifest schema {data.get('schema')!r}, this code reads {SCHEMA}")
         body = {key: value for key, value in data.items() if key != "digest"}
-        if data.get("digest") != digest(body):
+        try:
+            fits = data.get("digest") == digest(body)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise AotError(f"the manifest holds what JSON does not: {error}") from error
+        if not fits:
             raise AotError("the manifest was changed: its digest does not fit")
         del body["schema"]
         values = _checked(cls, body, "manifest")

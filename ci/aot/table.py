@@ -32,7 +32,8 @@ def resource_table(manifest: Manifest) -> str:
 
     A row names the first variant that uses the object, and how many more do.
     """
-    rows = [_COLUMNS, *(_row(item) for item in manifest.objects)]
+    objects = sorted(manifest.objects, key=lambda item: (item.arch, item.kernel, item.variants))
+    rows = [_COLUMNS, *map(_row, objects)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(_COLUMNS))]
     lines = [
         "  ".join(

@@ -4,7 +4,9 @@ Arguments are shaped as ``TritonAttentionImpl.forward`` passes them: query slice
 projection, a cache in which K and V of a head lie side by side, 0 as an *integer* for no softcap,
 scales expanded from one element. What is not varied is a value that the engine nearly always has:
 a block table width divisible by 16, a cache tensor within 2 GiB a layer, and a batch that is
-neither 1 nor divisible by 16 (Triton specialises all of these).
+neither 1 nor divisible by 16 (Triton specialises all of these). The kernel also takes the number
+of query heads as a constant, so its code serves models with just these head counts; the resources
+that it needs hardly depend on them.
 """
 
 from __future__ import annotations
