@@ -36,6 +36,7 @@ from typing import Any
 from elftools.elf.elffile import ELFFile
 
 __all__ = [
+    "KNOWN_ARCHES",
     "CodeObject",
     "CodeObjectError",
     "arches_by_file",
@@ -117,6 +118,8 @@ _MACH = {
     0x5A: "gfx1251",
     0x5F: "gfx9-4-generic",
 }
+
+KNOWN_ARCHES = frozenset(_MACH.values())
 
 # Two-bit fields since code object version 4: 0 unsupported, 1 any, 2 off, 3 on.
 _FEATURE_TEXT = {0: "", 1: "", 2: "-", 3: "+"}

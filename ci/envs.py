@@ -204,7 +204,9 @@ def ensure_lint(pin: Pin) -> Path:
     Raises:
         StackError: A package cannot be had.
     """
+    ours = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
     wanted = [
+        *ours,  # this project's own code is checked there too
         f"ruff=={pin.ruff}",
         f"mypy=={pin.mypy}",
         "regex",

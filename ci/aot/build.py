@@ -76,8 +76,7 @@ def compile_list(
         arches: Architectures without features, such as ``gfx1201``.
         out: The folder to make. An earlier result there is replaced, anything else is refused.
         jobs: Processes at a time.
-        cache: A folder for Triton's cache and bytecode, which a later run reuses; by default a
-            temporary one.
+        cache: A folder for Triton's cache, which a later run reuses; by default a temporary one.
         python: The interpreter to compile with; its environment holds torch, triton and what
             vLLM imports.
         progress: Called with ``<arch> <list>/<variant>`` when a variant is compiled.
@@ -90,7 +89,7 @@ def compile_list(
     """
     tree, out = Path(tree).resolve(), Path(out).resolve()
     arches = _checked_request(tree, list_names, arches, out)
-    definitions = dict(_definition(name) for name in list_names)
+    definitions = _definitions(list_names)
     shares = max(1, jobs // len(arches))
     work = [(arch, share) for arch in arches for share in range(shares)]
     with tempfile.TemporaryDirectory(prefix="hipstack-aot-") as temporary:
@@ -231,6 +230,8 @@ def _checked_request(
     for arch in arches:
         if not valid_arch(arch):
             raise AotError(f"{arch!r} is not the name of an architecture (such as gfx1201)")
+        if arch not in codeobjects.KNOWN_ARCHES:
+            raise AotError(f"no architecture {arch} is known")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise AotError(f"{out} is not a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_NAME).is_file():
@@ -238,9 +239,15 @@ def _checked_request(
     return sorted(set(arches))
 
 
-def _definition(name: str) -> tuple[str, str]:
-    kernels, sha256 = lists.load(name)
-    return kernels.name, sha256
+def _definitions(list_names: Sequence[str]) -> dict[str, str]:
+    """The lists' own names with the sha256 of their definitions."""
+    result: dict[str, str] = {}
+    for name in list_names:
+        kernels, sha256 = lists.load(name)
+        if kernels.name in result:
+            raise AotError(f"two kernel lists are named {kernels.name}")
+        result[kernels.name] = sha256
+    return result
 
 
 def _environment(tree: Path, arch: str, scratch: Path, cache: Path | None) -> dict[str, str]:
@@ -251,14 +258,13 @@ def _environment(tree: Path, arch: str, scratch: Path, cache: Path | None) -> di
     info = metadata / "vllm-0.0.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.0+aot\n")
-    store = (cache or scratch / "cache").resolve()
     return {
         **kept,
         **_ENVIRONMENT,
         "PYTHONPATH": os.pathsep.join(map(str, (metadata, _STAND_IN, tree, _ROOT))),
         "PYTHONHASHSEED": "0",
-        "PYTHONPYCACHEPREFIX": str(store / "bytecode"),
-        "TRITON_CACHE_DIR": str(store / "triton"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TRITON_CACHE_DIR": str((cache or scratch / "cache").resolve()),
         "FAKE_GFX": arch,
         # Set but empty: vLLM then keeps Triton although there is no active GPU driver.
         "HIP_VISIBLE_DEVICES": "",

@@ -1,0 +1,216 @@
+"""build.sh from its command line: plans, bad inputs, and the whole job."""
+
+import json
+import os
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ci import arches, build, patches, paths, wheel
+from ci.errors import StackError
+
+
+def run(*arguments: str, env: dict[str, str] | None = None, timeout: int = 1200):
+    return subprocess.run(
+        [str(paths.ROOT / "build.sh"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def one_clear_line(result, pattern):
+    assert result.returncode == 1, result.stdout + result.stderr
+    first = result.stderr.strip().splitlines()[0]
+    assert first.startswith("error: ") and re.search(pattern, first), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_shows_examples():
+    text = run("--help").stdout
+    for part in ("--arch", "--dry-run", "--until", "precompiled=WHEEL", "R9700", "examples:"):
+        assert part in text
+
+
+def test_arch_list_names_cards():
+    result = run("--arch", "list")
+    assert result.returncode == 0 and result.stdout.strip() == arches.listing()
+
+
+def test_a_dry_run_prints_the_whole_plan_and_makes_nothing(tmp_path):
+    out = tmp_path / "out"
+    result = run(
+        "--arch", "gfx1201,gfx1100", "--dry-run", "--extensions", "none", "--out", str(out)
+    )
+    assert result.returncode == 0, result.stderr
+    series = patches.load()
+    for part in ("0.31.0", "db9527a", series.set_hash, "gfx1100", "R9700", "SHA256SUMS"):
+        assert part in result.stdout
+    assert f"patches       {len(series)}," in result.stdout
+    assert "+hipstack" in result.stdout and ".gfx1100.gfx1201-" in result.stdout
+    assert not out.exists()
+
+
+def test_a_dry_run_until_a_patch():
+    first = patches.load().names[0]
+    result = run("--arch", "gfx1201", "--dry-run", "--extensions", "none", "--until", first)
+    assert "patches       1," in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ([], "--arch is missing"),
+        (["--arch", "gfx9999"], "unknown architecture 'gfx9999'"),
+        (["--arch", "gfx1201,nonsense"], "unknown architecture 'nonsense'"),
+        (["--arch", ","], "names no architecture"),
+        (["--arch", "gfx1201", "--until", "core/absent"], "no patch is named 'core/absent'"),
+        (["--arch", "gfx1201", "--extensions", "magic"], "is none of auto"),
+        (["--arch", "gfx1201", "--extensions", "precompiled=/absent.whl"], "no such file"),
+        (["--arch", "gfx1201", "--pin", "9.9.9"], "no pin named '9.9.9'"),
+        (["--arch", "gfx1201", "--jobs", "0"], "--jobs must be at least 1"),
+    ],
+)
+def test_a_wrong_command_line_is_one_clear_line(arguments, pattern):
+    one_clear_line(run(*arguments), pattern)
+
+
+@pytest.fixture
+def scratch_build(tmp_path):
+    """A build folder of its own that shares the expensive environments."""
+    return {
+        "HIPSTACK_BUILD_DIR": str(tmp_path / "build"),
+        "HIPSTACK_ENV_DIR": os.environ.get("HIPSTACK_ENV_DIR", str(paths.BUILD)),
+    }
+
+
+@pytest.mark.build
+def test_bad_sources_are_one_clear_line(tmp_path, sdist, scratch_build):
+    half = tmp_path / "vllm-0.31.0.tar.gz"
+    half.write_bytes(sdist.read_bytes()[:1_000_000])
+    base = ["--arch", "gfx1201", "--extensions", "none", "--out", str(tmp_path / "out")]
+    result = run(*base, "--source", str(half), env=scratch_build)
+    one_clear_line(result, r"step 2/8 \(source\).*truncated, damaged or another release")
+    assert "log: " in result.stderr
+    one_clear_line(
+        run(*base, "--source", str(tmp_path / "absent"), env=scratch_build), "no such path"
+    )
+    left = [p.name for p in (tmp_path / "build").iterdir()]
+    assert left == ["logs"]
+
+
+@pytest.mark.build
+def test_no_network_is_one_clear_line(tmp_path, scratch_build, monkeypatch):
+    """Without the cached sdist and without an index there is nothing to build from."""
+    from ci import pin, source
+
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(StackError, match="cannot download"):
+        source.prepare(pin.load(), tmp_path / "tree", "sdist", cache=tmp_path / "cache")
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("kind", ["file", "small"])
+def test_an_out_folder_that_cannot_take_the_wheel(tmp_path, kind, scratch_build):
+    out = tmp_path / "out"
+    base = ["--arch", "gfx1201", "--extensions", "none", "--out", str(out)]
+    if kind == "file":
+        out.write_text("in the way")
+        one_clear_line(run(*base, env=scratch_build), r"step 1/8 \(machine\): cannot write to")
+        return
+    out.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(out)]
+    if subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("this machine does not allow mounts")
+    try:
+        one_clear_line(run(*base, env=scratch_build), r"GB free, .* GB are needed")
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
+
+
+@pytest.mark.build
+def test_a_patch_that_no_longer_applies_stops_the_build(tmp_path, sdist, the_pin):
+    """The build names the patch, and leaves no tree behind."""
+    from ci import check
+    from ci.extensions import Extensions
+    from ci.progress import Steps
+
+    first = patches.load().patches[0]
+    damaged = re.sub(rb"(?m)^ (\s*def )", rb" # gone\1", first.data)
+    assert damaged != first.data
+    series = patches.Series((patches.Patch(first.name, damaged),))
+    plan = build.Plan(
+        the_pin, "1", ("gfx1201",), series, Extensions("none", "x"), str(sdist),
+        tmp_path, "0.31.0+x", "x.whl",
+    )  # fmt: skip
+    base = check.pristine(the_pin, str(sdist))
+    before = set(paths.BUILD.iterdir())
+    with pytest.raises(StackError, match=f"patch {first.name} does not apply"):
+        build.patched_tree(plan, base)
+    assert set(paths.BUILD.iterdir()) == before
+    steps = Steps(1, tmp_path / "log", quiet=True)
+    with pytest.raises(StackError), steps.step("series"):
+        raise StackError("x", "y")
+    assert steps.fail(StackError("x", "y")).startswith(
+        "error: step 1/1 (series): x (try: y)\nlog: "
+    )
+
+
+@pytest.mark.build
+def test_the_whole_job_and_again(tmp_path):
+    """`build.sh --arch gfx1201 --extensions none`: a proven wheel; then nothing to do."""
+    out = tmp_path / "dist"
+    command = ["--arch", "gfx1201", "--extensions", "none", "--out", str(out)]
+    first = run(*command)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "[8/8]" in first.stdout and "ABSENT" in first.stdout
+    made = next(out.glob("*.whl"))
+    assert made.name.startswith("vllm-0.31.0+hipstack") and ".gfx1201-" in made.name
+    assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, check=False).returncode == 0
+    record = json.loads(next(out.glob("*.build.json")).read_text())
+    assert record["stack"]["set_hash"] == patches.load().set_hash
+    assert record["extensions"]["mode"] == "none" and "ABSENT" in record["extensions"]["note"]
+    assert set(map(tuple, record["code_objects"].values())) == {("gfx1201",)}
+    assert len(record["code_objects"]) == record["kernels"]["code_objects"] > 0
+    with zipfile.ZipFile(made) as archive:
+        assert json.loads(archive.read(wheel.STACK_JSON))["extensions"] == "none"
+    assert json.loads(next(out.glob("*.cdx.json")).read_text())["bomFormat"] == "CycloneDX"
+
+    again = run(*command)
+    assert again.returncode == 0 and "unchanged: " in again.stdout
+    assert "kernels" not in again.stdout
+
+    made.write_bytes(made.read_bytes()[:-1])
+    repaired = run(*command, "--quiet")
+    assert repaired.returncode == 0 and Path(repaired.stdout.strip()) == made
+    assert wheel.source.sha256(made) == record["sha256"], "the same inputs, other bytes"
+
+
+@given(st.floats(0.5, 4096), st.integers(1, 512))
+def test_jobs_fit_memory_and_cpus(memory, cpus):
+    jobs = build.default_jobs(memory, cpus)
+    assert 1 <= jobs <= cpus
+    assert jobs == 1 or jobs * 5 <= memory
+
+
+@pytest.mark.parametrize(
+    ("bounds", "good"), [((">=3.10", "<3.14"), True), ((">=3.99",), False), (("<3.9",), False)]
+)
+def test_python_must_fit_the_pin(the_pin, bounds, good):
+    import dataclasses
+
+    other = dataclasses.replace(the_pin, python=bounds)
+    if good:
+        build._check_python(other)
+    else:
+        with pytest.raises(StackError, match="does not fit"):
+            build._check_python(other)

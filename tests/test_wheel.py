@@ -1,0 +1,184 @@
+"""The wheel's proof: each kind of fault in a made-up wheel is found and named."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import make_patch, make_series
+
+from ci import extensions, wheel
+from ci.errors import StackError
+
+TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+VERSION = "0.31.0+hipstack1.gfx1201"
+NONE = extensions.Extensions("none", "asked for")
+
+
+@pytest.fixture
+def setup(tmp_path, monkeypatch, the_pin):
+    """A tree, a series and the members of a good wheel; code objects are made up."""
+    diff = make_patch("core/x").data.decode().split("\n\n")[-1]
+    diff = diff.replace("tests/x.py", "vllm/x.py").replace("x = 'core/x'", "marker_of_core_x = 1")
+    series = make_series(make_patch("core/x", diff=diff), make_patch("core/only-tests"))
+    tree = tmp_path / "tree"
+    (tree / "vllm").mkdir(parents=True)
+    (tree / "vllm" / "x.py").write_text("marker_of_core_x = 1\n")
+    record = wheel.stack_record(the_pin, "1", series, ["gfx1201"], "none")
+    info = f"vllm-{VERSION}.dist-info"
+    members = {
+        "vllm/x.py": "marker_of_core_x = 1\n",
+        wheel.STACK_JSON: wheel.to_json(record),
+        "vllm/hipstack/aot/gfx1201/k.hsaco": "code for gfx1201",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n"
+        "Requires-Dist: numpy==2.1\nRequires-Dist: regex\n"
+        "Requires-Dist: zentorch; extra == 'zen'\n",
+    }
+
+    class CodeObject:
+        def __init__(self, file, arch):
+            self.file, self.arch, self.target, self.kind = file, arch, arch, "bundle"
+
+    def scan(path):
+        with zipfile.ZipFile(path) as archive:
+            return [
+                CodeObject(n, word)
+                for n in archive.namelist()
+                for word in archive.read(n).decode("utf-8", "replace").split()
+                if n.endswith((".hsaco", ".so")) and word.startswith("gfx")
+            ]
+
+    monkeypatch.setattr(wheel.codeobjects, "scan_wheel", scan)
+
+    def prove(changes=(), name=f"vllm-{VERSION}-{TAG}-{TAG}-linux_x86_64.whl", how=NONE):
+        path = tmp_path / name
+        with zipfile.ZipFile(path, "w") as archive:
+            for member, data in {**members, **dict(changes)}.items():
+                if data is not None:
+                    archive.writestr(member, data)
+        paths = [tmp_path / "build"]
+        return path, wheel.prove(path, VERSION, series, tree, ["gfx1201"], how, paths)
+
+    prove.series, prove.info = series, info
+    return prove
+
+
+def test_a_good_wheel_has_no_problems(setup):
+    _, proof = setup()
+    assert proof.problems == ()
+    assert proof.markers == {"core/x": 1, "core/only-tests": None}
+    assert proof.code_objects == {"vllm/hipstack/aot/gfx1201/k.hsaco": ["gfx1201"]}
+    assert proof.tag == f"{TAG}-{TAG}-linux_x86_64"
+
+
+LIBRARY = "vllm/_rocm_C.abi3.so"
+KERNEL = "vllm/hipstack/aot/gfx1201/k.hsaco"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"vllm/x.py": "something = 2\n"}, "patch core/x: vllm/x.py lacks 1 of its lines"),
+        ({"vllm/x.py": None}, "patch core/x: vllm/x.py is not in the wheel"),
+        ({"vllm/__pycache__/x.pyc": "x"}, "must not be in a wheel"),
+        ({"vllm/x.py.orig": "x"}, "must not be in a wheel"),
+        ({"amdsmi/__init__.py": "x"}, "must not be in a wheel"),
+        ({"vllm/lib/libhipdnn_backend.so": "x"}, "must not be in a wheel"),
+        ({"vllm/test_it.py": "x"}, "must not be in a wheel"),
+        ({"vllm/y.py": "{build}/x"}, "names a folder of the build"),
+        ({wheel.STACK_JSON: None}, "stack.json is missing"),
+        ({wheel.STACK_JSON: "{"}, "stack.json is missing or damaged"),
+        ({wheel.STACK_JSON: '{"set_hash": "0", "arches": []}'}, "stack.json names another set"),
+        ({KERNEL: None}, "no ahead-of-time compiled kernel"),
+        ({KERNEL: "code for gfx1100"}, "kernels are for gfx1100, not gfx1201"),
+        ({"vllm/hipstack/aot/gfx942/k.hsaco": "gfx942"}, "kernels are for gfx1201, gfx942"),
+        ({LIBRARY: "gfx1201"}, "although extensions are none"),
+    ],
+)
+def test_each_fault_is_named(setup, tmp_path, changes, complaint):
+    filled = {k: v and v.replace("{build}", str(tmp_path / "build")) for k, v in changes.items()}
+    _, proof = setup(filled)
+    assert any(complaint in problem for problem in proof.problems), proof.problems
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "good"),
+    [
+        ("compile", "gfx1201", True),
+        ("compile", "gfx1201 gfx1100", False),
+        ("compile", "gfx1100", False),
+        ("compile", None, False),
+        ("precompiled", "gfx1201 gfx942", True),
+        ("precompiled", "gfx942", False),
+    ],
+)
+def test_libraries_hold_the_architectures_that_were_asked_for(setup, mode, code, good):
+    _, proof = setup({LIBRARY: code}, how=extensions.Extensions(mode, "x"))
+    assert (proof.problems == ()) == good, proof.problems
+
+
+def test_version_and_tag_are_checked(setup):
+    _, proof = setup(name=f"vllm-0.31.0+cpu-{TAG}-{TAG}-linux_x86_64.whl")
+    assert any("version is 0.31.0+cpu" in p for p in proof.problems)
+    _, proof = setup(name=f"vllm-{VERSION}-cp39-cp39-linux_x86_64.whl")
+    assert any("does not fit" in p for p in proof.problems)
+    _, proof = setup({f"{setup.info}/METADATA": "Name: vllm\nVersion: 1\n"})
+    assert "METADATA says version 1" in proof.problems
+
+
+def test_the_local_version_never_says_cpu(the_pin):
+    assert wheel.local_version(the_pin, "1", ["gfx1100", "gfx1201"]) == (
+        "0.31.0+hipstack1.gfx1100.gfx1201"
+    )
+
+
+def test_record_and_sbom_are_deterministic_and_complete(setup, the_pin):
+    path, proof = setup()
+    stack = wheel.stack_record(the_pin, "1", setup.series, ["gfx1201"], "none")
+    record = wheel.build_record(
+        path, VERSION, the_pin, stack, NONE, proof, {"torch": "2.13.0"}, None, "inputs"
+    )
+    assert record["extensions"]["note"].startswith("vLLM's compiled ops")
+    assert json.loads(wheel.to_json(record)) == record
+    text = wheel.sbom(path, record, setup.series)
+    assert text == wheel.sbom(path, record, setup.series)
+    bom = json.loads(text)
+    assert bom["bomFormat"] == "CycloneDX"
+    main = bom["metadata"]["component"]
+    assert main["version"] == VERSION and len(main["pedigree"]["patches"]) == 2
+    assert {c["name"] for c in bom["components"]} == {"numpy", "regex"}
+
+
+def test_publish_sums_up_and_leaves_no_partial_file(tmp_path):
+    out = tmp_path / "out"
+    (tmp_path / "a").write_bytes(b"wheel")
+    wheel.publish({"a.whl": tmp_path / "a", "a.build.json": "{}"}, out)
+    assert sorted(p.name for p in out.iterdir()) == ["SHA256SUMS", "a.build.json", "a.whl"]
+    assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, check=False).returncode == 0
+
+
+def test_an_unwritable_folder_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StackError, match="cannot write to"):
+        wheel.publish({"a.json": "{}"}, tmp_path / "file" / "out")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_one_clear_line_and_keeps_what_was_there(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this machine does not allow mounts")
+    try:
+        wheel.publish({"old.build.json": "{}"}, small)
+        (tmp_path / "big").write_bytes(b"x" * 200_000)
+        with pytest.raises(StackError, match=r"No space left.*free some space"):
+            wheel.publish({"a.whl": tmp_path / "big"}, small)
+        assert sorted(p.name for p in small.iterdir()) == ["SHA256SUMS", "old.build.json"]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
