@@ -112,10 +112,12 @@ def reexec_in_tools(module: str, arguments: Sequence[str]) -> None:
     Raises:
         StackError: The environment cannot be made.
     """
-    if os.environ.get("HIPSTACK_IN_TOOLS") == "1" or _tools_present():
+    if _tools_present():
         return
     python = str(ensure_tools())
-    os.environ["HIPSTACK_IN_TOOLS"] = "1"
+    if os.environ.get("HIPSTACK_IN_TOOLS") == python:
+        raise StackError(f"{python} lacks packages of its own", "remove build/tools")
+    os.environ["HIPSTACK_IN_TOOLS"] = python
     sys.stdout.flush()
     os.execv(python, [python, "-m", module, *arguments])
 

@@ -5,7 +5,6 @@ stack and of its build (tests/), and everything that ci.verify runs in vLLM's ow
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -18,12 +17,12 @@ from ci.errors import StackError
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
-def _run(title: str, words: Sequence[str], env: dict[str, str] | None = None) -> tuple[int, str]:
+def _run(title: str, words: Sequence[str]) -> tuple[int, str]:
     """Run a command with its output shown; return its code and its last lines."""
     print(f"== {title}", flush=True)
     begin = time.monotonic()
     process = subprocess.Popen(
-        list(words), cwd=paths.ROOT, env={**os.environ, **(env or {})}, text=True,
+        list(words), cwd=paths.ROOT, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     lines: list[str] = []
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     total = {"passed": 0, "failed": 0, "skipped": 0, "error": 0}
     for title, words in steps:
-        code, last = _run(title, words, {"HIPSTACK_IN_TOOLS": "1"})
+        code, last = _run(title, words)
         failed += code != 0
         if title in ("tests of the stack and its build", "vLLM's tree"):
             for number, kind in _COUNT.findall(last):
