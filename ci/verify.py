@@ -43,7 +43,7 @@ class Command:
     @property
     def text(self) -> str:
         """The command as a person would type it."""
-        return " ".join([*(f"{k}={v}" for k, v in self.env), *map(shlex.quote, self.words)])
+        return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in self.env), *map(shlex.quote, self.words)])
 
 
 @dataclass(frozen=True)

@@ -214,3 +214,45 @@ def test_python_must_fit_the_pin(the_pin, bounds, good):
     else:
         with pytest.raises(StackError, match="does not fit"):
             build._check_python(other)
+
+
+@pytest.mark.build
+def test_a_precompiled_wheel_gives_its_libraries(tmp_path):
+    """The ops come from a (made-up) ROCm wheel; one that lacks the card is refused."""
+    from test_codeobjects import bundle, host_elf
+
+    record = json.loads(next(build_once(tmp_path).glob("*.build.json")).read_text())
+    with zipfile.ZipFile(next((tmp_path / "none").glob("*.whl"))) as archive:
+        code = archive.read(sorted(record["code_objects"])[0])
+    entry = "hipv4-amdgcn-amd-amdhsa--gfx1201"
+    library = host_elf({".hip_fatbin": bundle([(entry, code)])})
+    rocm = tmp_path / made_name(record["tag"], "rocm723")
+    with zipfile.ZipFile(rocm, "w") as archive:
+        archive.writestr("vllm/_rocm_C.abi3.so", library)
+
+    out = tmp_path / "out"
+    base = ["--extensions", f"precompiled={rocm}", "--out", str(out)]
+    made = run("--arch", "gfx1201", *base)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "ABSENT" not in made.stdout and "precompiled (taken from" in made.stdout
+    result = json.loads(next(out.glob("*.build.json")).read_text())
+    assert result["code_objects"]["vllm/_rocm_C.abi3.so"] == ["gfx1201"]
+    assert result["extensions"]["rocm"] == "7.2.3"
+    with zipfile.ZipFile(next(out.glob("*.whl"))) as archive:
+        assert archive.read("vllm/_rocm_C.abi3.so") == library
+        metadata = next(n for n in archive.namelist() if n.endswith("/METADATA"))
+        # Upstream's requirements for ROCm, not the common ones alone.
+        assert b"Requires-Dist: conch-triton-kernels" in archive.read(metadata)
+
+    one_clear_line(run("--arch", "gfx1100", *base), "has code for gfx1201, not for gfx1100")
+
+
+def build_once(tmp_path):
+    out = tmp_path / "none"
+    result = run("--arch", "gfx1201", "--extensions", "none", "--out", str(out))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return out
+
+
+def made_name(tag, local):
+    return f"vllm-0.31.0+{local}-{tag}.whl"

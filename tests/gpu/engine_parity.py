@@ -1,0 +1,617 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Hold ROCM_SEGMENTED_ATTN against TRITON_ATTN in the whole engine, on a real GPU.
+
+Models with random weights and the shapes of known ones run twice, once per backend,
+through graphs, chunked prefill, prefix caching and speculation. Compared are the
+greedy tokens of every sequence; where they part, the margin between the two best
+tokens says whether it was a tie. Then the throughput of an 8B-shaped model, as a
+ratio of the two backends in the same run.
+
+    python3 engine_parity.py parity [--only NAME ...] [--workers 8]
+    python3 engine_parity.py throughput [--only NAME ...]
+
+The weights say nothing about quality, and the plain ops beside attention are slow, so
+only comparisons within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BASE, TESTED = "TRITON_ATTN", "ROCM_SEGMENTED_ATTN"
+MARK = "RESULT "
+VOCAB = 8192
+NEW_TOKENS = 32
+
+_COMMON = dict(
+    vocab_size=VOCAB,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    torch_dtype="bfloat16",
+    bos_token_id=1,
+    eos_token_id=2,
+    attention_bias=False,
+)
+
+
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, head: int) -> dict:
+    return _COMMON | dict(
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head,
+        hidden_act="silu",
+        rope_theta=1000000.0,
+    )
+
+
+_GEMMA = _COMMON | dict(
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    query_pre_attn_scalar=256,
+    sliding_window=128,
+)
+
+
+def _rope(*layer_types: str) -> dict:
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return {name: dict(rope) for name in layer_types}
+
+
+MODELS: dict[str, dict] = {
+    "qwen3": _qwen3(1024, 4, 16, 8, 128),
+    "qwen3-gqa7-d96": _qwen3(1024, 4, 14, 2, 96),
+    "qwen3-8b": _qwen3(4096, 36, 32, 8, 128),
+    "gemma3": _GEMMA
+    | dict(
+        architectures=["Gemma3ForCausalLM"],
+        model_type="gemma3_text",
+        num_hidden_layers=6,
+        layer_types=["sliding_attention"] * 5 + ["full_attention"],
+        rope_parameters=_rope("sliding_attention", "full_attention"),
+    ),
+    # A cap this low bends most logits.
+    "gemma2-softcap": _GEMMA
+    | dict(
+        architectures=["Gemma2ForCausalLM"],
+        model_type="gemma2",
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=None,
+        rope_theta=10000.0,
+    ),
+    "rnj1-lookback": _GEMMA
+    | dict(
+        architectures=["Rnj1ForCausalLM"],
+        model_type="gemma3_text",
+        num_hidden_layers=4,
+        layer_types=["chunked_attention"] * 3 + ["full_attention"],
+        rope_parameters=_rope("chunked_attention", "full_attention"),
+    ),
+    # Attention of gpt-oss (sinks, D64, 8 queries per KV head, every other layer with
+    # a window) in a dense model: its experts would need compiled ops.
+    "gptoss-like": _COMMON
+    | dict(
+        architectures=["LlamaForCausalLM"],
+        model_type="llama",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=64,
+        hidden_act="silu",
+        rope_theta=150000.0,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """One way to run one model; ``mode`` is a CUDA graph mode or "eager"."""
+
+    name: str
+    model: str
+    mode: str
+    engine: dict[str, Any] = dataclasses.field(default_factory=dict)
+    spec: dict[str, Any] | None = None
+
+
+SCENARIOS = [
+    Scenario("eager, chunks of 512", "qwen3", "eager", {"max_num_batched_tokens": 512}),
+    Scenario("FULL", "qwen3", "FULL"),
+    Scenario("FULL_AND_PIECEWISE", "qwen3", "FULL_AND_PIECEWISE"),
+    Scenario("fp8 KV", "qwen3", "FULL", {"kv_cache_dtype": "fp8"}),
+    Scenario("page 1056", "qwen3", "FULL", {"block_size": 1056}),
+    Scenario(
+        "ngram",
+        "qwen3",
+        "FULL",
+        spec=dict(method="ngram", num_speculative_tokens=4, prompt_lookup_max=3),
+    ),
+    Scenario(
+        "draft model",
+        "qwen3",
+        "FULL_AND_PIECEWISE",
+        spec=dict(method="draft_model", model="qwen3", num_speculative_tokens=3),
+    ),
+    Scenario("GQA 7, D96", "qwen3-gqa7-d96", "FULL"),
+    Scenario("Gemma-3 window", "gemma3", "FULL"),
+    Scenario("Gemma-3 window, graphs+chunks", "gemma3", "FULL_AND_PIECEWISE"),
+    Scenario("Gemma-2 softcap", "gemma2-softcap", "FULL"),
+    Scenario("gpt-oss sinks", "gptoss-like", "FULL_AND_PIECEWISE"),
+    Scenario("Rnj-1 lookback", "rnj1-lookback", "FULL"),
+]
+
+# name: (lengths of the sequences' contexts, least ratio to reach)
+WORKLOADS: dict[str, tuple[list[int], float]] = {
+    "1 x 2k": ([2048], 0.98),
+    "1 x 8k": ([8192], 0.98),
+    "1 x 32k": ([32768], 1.3),
+    "1 x 64k + 31 x 512": ([65536] + [512] * 31, 5.0),
+}
+
+
+# ------------------------------------------------------------ inside a child
+
+
+def write_model(name: str, folder: Path) -> str:
+    """Write the config of a model; weights are made by the engine."""
+    path = folder / name
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(MODELS[name]))
+    return str(path)
+
+
+def engine_args(scenario: Scenario, backend: str, folder: Path) -> dict[str, Any]:
+    """Arguments of ``LLM`` for one side of a scenario."""
+    args: dict[str, Any] = dict(
+        model=write_model(scenario.model, folder),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        seed=0,
+        max_model_len=8192,
+        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+        # Children share the GPU, which the usual profiling does not expect.
+        gpu_memory_utilization=0.02,
+        kv_cache_memory_bytes=2 << 30,
+        disable_log_stats=False,
+        attention_config={"backend": backend},
+    )
+    if scenario.mode == "eager":
+        args["enforce_eager"] = True
+    compilation = {"mode": 0, "custom_ops": ["none"]}
+    if scenario.mode != "eager":
+        compilation |= {
+            "cudagraph_mode": scenario.mode,
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+        }
+    args["compilation_config"] = compilation
+    if scenario.spec is not None:
+        spec = dict(scenario.spec)
+        if "model" in spec:
+            spec["model"] = write_model(spec["model"], folder)
+            spec["attention_backend"] = backend
+        args["speculative_config"] = spec
+    return args | scenario.engine
+
+
+def give_attention_sinks() -> None:
+    """Add sinks to every attention layer, and a window to every other one."""
+    import torch
+    from vllm.model_executor.layers.attention import attention
+
+    plain = attention.Attention.__init__
+
+    def init(self, num_heads, *args, prefix="", **kwargs):
+        layer = int(prefix.split("layers.")[1].split(".")[0])
+        if layer % 2 == 0:
+            kwargs["per_layer_sliding_window"] = 128
+        kwargs["sinks"] = torch.linspace(-2, 3, num_heads)
+        plain(self, num_heads, *args, prefix=prefix, **kwargs)
+
+    attention.Attention.__init__ = init
+
+
+def draw_weights(model) -> None:
+    """Weights that make attention matter, equal for equal names and shapes."""
+    import torch
+
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if "RMSNorm" in kind and getattr(module, "weight", None) is not None:
+            # Twice the queries: attention that picks some keys, not a plain mean.
+            gain = 2.0 if name.endswith("q_norm") else 1.0
+            module.weight.data.fill_(gain - 1.0 if "Gemma" in kind else gain)
+        if kind == "Attention" and str(module.kv_cache_dtype).startswith("fp8"):
+            module._k_scale.fill_(0.5)
+            module._v_scale.fill_(2.0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+        generator = torch.Generator(device=parameter.device).manual_seed(seed)
+        spread = 3.0 if "embed" in name else 1.0
+        parameter.data.normal_(0.0, spread * parameter.shape[-1] ** -0.5, generator=generator)
+
+
+def prepare_worker(worker) -> None:
+    """Draw the weights of target and draft, and count NaN among the logits."""
+    import torch
+
+    runner = worker.model_runner
+    model = runner.get_model()
+    draw_weights(model)
+    drafter = getattr(getattr(runner, "drafter", None), "model", None)
+    if drafter is not None:
+        draw_weights(getattr(drafter, "runnable", drafter))
+    plain = model.compute_logits
+    runner.nan_count = torch.zeros((), dtype=torch.int64, device=runner.device)
+
+    def compute_logits(*args, **kwargs):
+        logits = plain(*args, **kwargs)
+        runner.nan_count += torch.isnan(logits).sum()
+        return logits
+
+    model.compute_logits = compute_logits
+
+
+def prompts() -> list[dict[str, list[int]]]:
+    """Short, long, with a shared prefix, and one that repeats itself."""
+
+    def tokens(length: int, seed: int) -> list[int]:
+        state, out = seed * 7919 + 17, []
+        for _ in range(length):
+            state = (state * 1103515245 + 12345) % 2**31
+            out.append(10 + state % (VOCAB - 20))
+        return out
+
+    shared = tokens(1500, 99)
+    lists = [tokens(n, n) for n in (5, 100, 700, 3000)]
+    lists += [shared + tokens(40, 1), shared + tokens(61, 2), tokens(9, 3) * 30]
+    return [{"prompt_token_ids": ids} for ids in lists]
+
+
+def path_counts() -> dict[str, int]:
+    """How many attention calls took which path, if the tested backend ran."""
+    from vllm.v1.attention.backends import rocm_segmented_attn
+
+    return rocm_segmented_attn.path_counts()
+
+
+def run_parity(scenario: Scenario, backend: str, folder: Path) -> dict[str, Any]:
+    """Generate twice, the second time from cached prefixes."""
+    if scenario.mode == "FULL_AND_PIECEWISE":
+        # Pieces without torch.compile, which would want more than the plain ops.
+        os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+    from vllm import LLM, SamplingParams
+
+    if scenario.model == "gptoss-like":
+        give_attention_sinks()
+    llm = LLM(**engine_args(scenario, backend, folder))
+    llm.collective_rpc(prepare_worker)
+    params = SamplingParams(
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        detokenize=False,
+        ignore_eos=True,
+        logprobs=3,
+    )
+    sequences = []
+    for _ in range(2):
+        for request in llm.generate(prompts(), params, use_tqdm=False):
+            best = request.outputs[0]
+            margins, chosen = [], []
+            for token, top in zip(best.token_ids, best.logprobs, strict=False):
+                values = sorted((x.logprob for x in top.values()), reverse=True)
+                margins.append(values[0] - values[1])
+                chosen.append(top[token].logprob)
+            sequences.append(dict(tokens=list(best.token_ids), margins=margins, chosen=chosen))
+    accepted = {
+        m.name: m.value
+        for m in llm.get_metrics()
+        if "spec_decode" in m.name and hasattr(m, "value")
+    }
+    nans = llm.collective_rpc(lambda worker: int(worker.model_runner.nan_count))
+    return dict(sequences=sequences, nan=sum(nans), paths=path_counts(), accepted=accepted)
+
+
+def skip_long_prefill(backend: str) -> None:
+    """Leave attention out of prefill: only its cache matters for what follows."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    impl = AttentionBackendEnum[backend].get_class().get_impl_cls()
+    plain = impl.forward
+
+    def forward(self, layer, q, k, v, cache, metadata, output, *args, **kwargs):
+        if metadata is not None and metadata.max_query_len > 256:
+            return output.zero_()
+        return plain(self, layer, q, k, v, cache, metadata, output, *args, **kwargs)
+
+    impl.forward = forward
+
+
+ATTENTION_KERNELS = (
+    "unified_attention",
+    "reduce_segments",
+    "segment",
+    "schedule",
+    "combine",
+)
+
+
+def attention_share(llm, requests, params) -> float | None:
+    """Attention's part of the GPU time of a few decode steps, 0 to 1."""
+    import torch
+
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            llm.generate(requests, params, use_tqdm=False)
+        events = [(event.key, event.self_device_time_total) for event in profile.key_averages()]
+        total = sum(spent for _, spent in events)
+        mine = sum(spent for key, spent in events if any(part in key for part in ATTENTION_KERNELS))
+        return mine / total if total else None
+    except Exception as error:  # the profiler is optional on such machines
+        print("no profile:", error, file=sys.stderr)
+        return None
+
+
+def run_throughput(names: list[str], backend: str, folder: Path) -> dict[str, Any]:
+    """Time decode steps of each workload, FULL graphs."""
+    skip_long_prefill(backend)
+    from vllm import LLM, SamplingParams
+
+    chosen = {name: WORKLOADS[name] for name in names or WORKLOADS}
+    sizes = sorted({len(lengths) for lengths, _ in chosen.values()})
+    llm = LLM(
+        model=write_model("qwen3-8b", folder),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        seed=0,
+        max_model_len=66560,
+        max_num_seqs=32,
+        max_num_batched_tokens=8192,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=20 << 30,
+        attention_config={"backend": backend},
+        compilation_config={
+            "mode": 0,
+            "custom_ops": ["none"],
+            "cudagraph_mode": "FULL",
+            "cudagraph_capture_sizes": sizes,
+        },
+    )
+
+    def params(count: int) -> SamplingParams:
+        return SamplingParams(max_tokens=count, temperature=0, detokenize=False, ignore_eos=True)
+
+    results: dict[str, Any] = {}
+    for number, (name, (lengths, _)) in enumerate(chosen.items()):
+        requests = [
+            {"prompt_token_ids": [10 + (i * 31 + j * 7 + number) % 8000 for j in range(length)]}
+            for i, length in enumerate(lengths)
+        ]
+        # Fills the prefix cache; later calls decode from it.
+        llm.generate(requests, params(1), use_tqdm=False)
+        rates = []
+        for _ in range(2):
+            spent = []
+            for count in (8, 72):
+                start = time.perf_counter()
+                llm.generate(requests, params(count), use_tqdm=False)
+                spent.append(time.perf_counter() - start)
+            rates.append(64 * len(lengths) / (spent[1] - spent[0]))
+        results[name] = dict(rate=max(rates), share=attention_share(llm, requests, params(16)))
+    return dict(workloads=results, paths=path_counts())
+
+
+def child(job: dict[str, Any]) -> None:
+    """Run one job and print its result on a line of its own."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            if job["part"] == "parity":
+                scenario = Scenario(**job["scenario"])
+                result = run_parity(scenario, job["backend"], Path(folder))
+            else:
+                result = run_throughput(job["only"], job["backend"], Path(folder))
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            result = dict(error=f"{type(error).__name__}: {error}"[:300])
+    result["seconds"] = time.perf_counter() - start
+    sys.stderr.flush()
+    print(MARK + json.dumps(result), flush=True)
+    # Engines may hang in their exit handlers on a machine like this.
+    os._exit(0)
+
+
+# ---------------------------------------------------------------- the parent
+
+
+def run_job(job: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Run a child; its log goes to ``$OUT`` or to nowhere."""
+    command = [sys.executable, __file__, "--job", json.dumps(job)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return dict(error=f"took more than {limit:.0f} s", seconds=limit)
+    name = job.get("scenario", {}).get("name", "throughput")
+    if out := os.environ.get("OUT"):
+        with open(Path(out) / "engine.log", "a") as log:
+            tail = (done.stdout + done.stderr)[-6000:]
+            log.write(f"\n===== {name} {job['backend']}\n{tail}\n")
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(MARK):
+            return json.loads(line.removeprefix(MARK))
+    return dict(error=f"exit {done.returncode}: {done.stderr[-200:]}", seconds=0.0)
+
+
+@dataclasses.dataclass
+class Comparison:
+    """What the two sides of a scenario have in common."""
+
+    equal: int = 0
+    tokens: int = 0
+    ties: list[float] = dataclasses.field(default_factory=list)
+    differ: list[float] = dataclasses.field(default_factory=list)
+    logprob_error: float = 0.0
+
+
+def compare(base: dict, tested: dict, tie: float) -> Comparison:
+    """Compare token by token, each sequence up to its first difference.
+
+    Args:
+        base: Result of the trusted backend.
+        tested: Result of the other.
+        tie: Largest margin in log probability that counts as a tie.
+
+    Returns:
+        Equal sequences, tokens compared, margins of ties and of real differences,
+        and the largest difference in the log probability of an equal token.
+
+    """
+    seen = Comparison()
+    for one, two in zip(base["sequences"], tested["sequences"], strict=False):
+        for at, (a, b) in enumerate(zip(one["tokens"], two["tokens"], strict=False)):
+            if a != b:
+                margin = min(one["margins"][at], two["margins"][at])
+                (seen.ties if margin <= tie else seen.differ).append(margin)
+                break
+            seen.tokens += 1
+            error = abs(one["chosen"][at] - two["chosen"][at])
+            seen.logprob_error = max(seen.logprob_error, error)
+        else:
+            seen.equal += 1
+    return seen
+
+
+def parity(only: list[str], workers: int, tie: float, limit: float) -> tuple[bool, Any]:
+    """Run all scenarios on both backends and print a row for each."""
+    chosen = [s for s in SCENARIOS if not only or s.name in only]
+    jobs = [
+        dict(part="parity", backend=backend, scenario=dataclasses.asdict(scenario))
+        for scenario in chosen
+        for backend in (BASE, TESTED)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        results = list(pool.map(lambda job: run_job(job, limit), jobs))
+    print(
+        f"{'scenario':31} {'mode':19} equal tokens  ties  differ  "
+        "max dlogp  NaN  segmented/unified calls"
+    )
+    fine = True
+    for scenario, base, tested in zip(chosen, results[::2], results[1::2], strict=False):
+        head = f"{scenario.name:31} {scenario.mode:19}"
+        if errors := [r["error"] for r in (base, tested) if "error" in r]:
+            fine = False
+            print(f"{head} ERROR {' | '.join(errors)}")
+            continue
+        seen = compare(base, tested, tie)
+        paths = tested["paths"]
+        unified = sum(n for path, n in paths.items() if path != "segmented")
+        nans = base["nan"] + tested["nan"]
+        good = not seen.differ and not nans and paths.get("segmented") and not unified
+        fine &= bool(good)
+        extra = ""
+        if drafted := tested["accepted"].get("vllm:spec_decode_num_draft_tokens"):
+            taken = tested["accepted"]["vllm:spec_decode_num_accepted_tokens"]
+            extra = f"  accepted {taken}/{drafted}"
+        print(
+            f"{head} {seen.equal:2}/{len(base['sequences']):2} {seen.tokens:6} "
+            f"{len(seen.ties):5} {len(seen.differ):7} {seen.logprob_error:10.3f} "
+            f"{nans:4}  {paths.get('segmented', 0)}/{unified}{extra}"
+            f"{'' if good else '  <-- LOOK'}"
+        )
+        for what, margins in (("tie", seen.ties), ("DIFFERENCE", seen.differ)):
+            if margins:
+                shown = ", ".join(f"{m:.3f}" for m in margins[:8])
+                print(f"    {what}, margin of log probabilities: {shown}")
+    return fine, [dict(job=j, result=r) for j, r in zip(jobs, results, strict=False)]
+
+
+def throughput(only: list[str], limit: float) -> tuple[bool, Any]:
+    """Run the 8B-shaped model on both backends, one after the other."""
+    jobs = [dict(part="throughput", backend=b, only=only) for b in (BASE, TESTED)]
+    results = [run_job(job, limit) for job in jobs]
+    fine = True
+    for job, result in zip(jobs, results, strict=False):
+        if "error" in result:
+            print(f"{job['backend']}: ERROR {result['error']}")
+            fine = False
+    if not fine:
+        return False, results
+    print(f"{'workload':20} {BASE:>14} {TESTED:>20}  ratio  least  attention's share")
+    for name, base in results[0]["workloads"].items():
+        tested = results[1]["workloads"][name]
+        ratio, least = tested["rate"] / base["rate"], WORKLOADS[name][1]
+        fine &= ratio >= least
+        shares = [
+            "-" if side["share"] is None else f"{side['share']:.0%}" for side in (base, tested)
+        ]
+        print(
+            f"{name:20} {base['rate']:9.1f} tok/s {tested['rate']:14.1f} tok/s "
+            f"{ratio:6.2f} {least:6.2f}  {shares[0]} -> {shares[1]}"
+            f"{'' if ratio >= least else '  <-- LOOK'}"
+        )
+    print("calls by path:", results[1]["paths"])
+    return fine, results
+
+
+def main() -> int:
+    """Parse arguments, run, and print the tables; 0 if all is as it should be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", choices=["parity", "throughput", "list"])
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--workers", type=int, default=8, help="children at a time")
+    parser.add_argument("--tie", type=float, default=0.15, help="margin of a tie")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds a child")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.job:
+        child(json.loads(args.job))
+    if args.part is None:
+        parser.error("say parity, throughput or list")
+    if args.part == "list":
+        print("\n".join(s.name for s in SCENARIOS))
+        print("\n".join(WORKLOADS))
+        return 0
+    start = time.perf_counter()
+    if args.part == "parity":
+        fine, record = parity(args.only, args.workers, args.tie, args.limit)
+    else:
+        fine, record = throughput(args.only, args.limit)
+    print(f"{'OK' if fine else 'NOT OK'} in {time.perf_counter() - start:.0f} s")
+    if out := os.environ.get("OUT"):
+        (Path(out) / f"{args.part}.json").write_text(json.dumps(record))
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
