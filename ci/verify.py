@@ -29,6 +29,14 @@ from ci.pin import Pin
 
 STANDIN = paths.ROOT / "ci" / "aot" / "_fake_amdsmi"
 UPSTREAM_TESTS = paths.ROOT / "ci" / "upstream_tests.toml"
+# Upstream's own pre-commit scripts for Python files, with their leading arguments.
+HOOKS = (
+    ("mypy.py", ["3.10"]),
+    ("check_spdx_header.py", []),
+    ("check_forbidden_imports.py", []),
+    ("check_torch_cuda.py", []),
+    ("check_boolean_context_manager.py", []),
+)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)")
 
 
@@ -43,7 +51,9 @@ class Command:
     @property
     def text(self) -> str:
         """The command as a person would type it."""
-        return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in self.env), *map(shlex.quote, self.words)])
+        return " ".join(
+            [*(f"{k}={shlex.quote(v)}" for k, v in self.env), *map(shlex.quote, self.words)]
+        )
 
 
 @dataclass(frozen=True)
@@ -176,9 +186,9 @@ def lint(pin_: Pin, series: Series, root: Path) -> list[str]:
     for words in (
         [str(python), "-m", "ruff", "check", *files],
         [str(python), "-m", "ruff", "format", "--check", *files],
-        [str(python), "tools/pre_commit/mypy.py", "3.10", *files],
+        *([str(python), f"tools/pre_commit/{hook}", *more, *files] for hook, more in HOOKS),
     ):
-        name = "mypy" if "mypy.py" in words[1] else f"ruff {words[3]}"
+        name = f"ruff {words[3]}" if words[1] == "-m" else words[1]
         result = subprocess.run(
             words, cwd=root, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,

@@ -518,40 +518,53 @@ def parity(only: list[str], workers: int, tie: float, limit: float) -> tuple[boo
         for scenario in chosen
         for backend in (BASE, TESTED)
     ]
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        results = list(pool.map(lambda job: run_job(job, limit), jobs))
     print(
         f"{'scenario':31} {'mode':19} equal tokens  ties  differ  "
-        "max dlogp  NaN  segmented/unified calls"
+        "max dlogp  NaN  segmented/unified calls",
+        flush=True,
     )
     fine = True
-    for scenario, base, tested in zip(chosen, results[::2], results[1::2], strict=False):
-        head = f"{scenario.name:31} {scenario.mode:19}"
-        if errors := [r["error"] for r in (base, tested) if "error" in r]:
-            fine = False
-            print(f"{head} ERROR {' | '.join(errors)}")
-            continue
-        seen = compare(base, tested, tie)
-        paths = tested["paths"]
-        unified = sum(n for path, n in paths.items() if path != "segmented")
-        nans = base["nan"] + tested["nan"]
-        good = not seen.differ and not nans and paths.get("segmented") and not unified
-        fine &= bool(good)
-        extra = ""
-        if drafted := tested["accepted"].get("vllm:spec_decode_num_draft_tokens"):
-            taken = tested["accepted"]["vllm:spec_decode_num_accepted_tokens"]
-            extra = f"  accepted {taken}/{drafted}"
-        print(
-            f"{head} {seen.equal:2}/{len(base['sequences']):2} {seen.tokens:6} "
-            f"{len(seen.ties):5} {len(seen.differ):7} {seen.logprob_error:10.3f} "
-            f"{nans:4}  {paths.get('segmented', 0)}/{unified}{extra}"
-            f"{'' if good else '  <-- LOOK'}"
-        )
-        for what, margins in (("tie", seen.ties), ("DIFFERENCE", seen.differ)):
-            if margins:
-                shown = ", ".join(f"{m:.3f}" for m in margins[:8])
-                print(f"    {what}, margin of log probabilities: {shown}")
-    return fine, [dict(job=j, result=r) for j, r in zip(jobs, results, strict=False)]
+    results: dict[int, dict[str, Any]] = {}
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        futures = {pool.submit(run_job, job, limit): i for i, job in enumerate(jobs)}
+        # Rows come as their two sides are done, so that a run cut short leaves them.
+        for future in concurrent.futures.as_completed(futures):
+            number = futures[future]
+            results[number] = future.result()
+            first = number - number % 2
+            if {first, first + 1} <= results.keys():
+                scenario = chosen[first // 2]
+                fine &= report(scenario, results[first], results[first + 1], tie)
+    return fine, [dict(job=job, result=results[i]) for i, job in enumerate(jobs)]
+
+
+def report(scenario: Scenario, base: dict, tested: dict, tie: float) -> bool:
+    """Print the row of a scenario; say whether all is as it should be."""
+    head = f"{scenario.name:31} {scenario.mode:19}"
+    if errors := [r["error"] for r in (base, tested) if "error" in r]:
+        print(f"{head} ERROR {' | '.join(errors)}", flush=True)
+        return False
+    seen = compare(base, tested, tie)
+    paths = tested["paths"]
+    unified = sum(n for path, n in paths.items() if path != "segmented")
+    nans = base["nan"] + tested["nan"]
+    good = bool(not seen.differ and not nans and paths.get("segmented") and not unified)
+    extra = ""
+    if drafted := tested["accepted"].get("vllm:spec_decode_num_draft_tokens"):
+        taken = tested["accepted"]["vllm:spec_decode_num_accepted_tokens"]
+        extra = f"  accepted {taken}/{drafted}"
+    print(
+        f"{head} {seen.equal:2}/{len(base['sequences']):2} {seen.tokens:6} "
+        f"{len(seen.ties):5} {len(seen.differ):7} {seen.logprob_error:10.3f} "
+        f"{nans:4}  {paths.get('segmented', 0)}/{unified}{extra}"
+        f"{'' if good else '  <-- LOOK'}"
+    )
+    for what, margins in (("tie", seen.ties), ("DIFFERENCE", seen.differ)):
+        if margins:
+            shown = ", ".join(f"{m:.3f}" for m in margins[:8])
+            print(f"    {what}, margin of log probabilities: {shown}")
+    sys.stdout.flush()
+    return good
 
 
 def throughput(only: list[str], limit: float) -> tuple[bool, Any]:
