@@ -30,7 +30,7 @@ from ci.pin import Pin
 STANDIN = paths.ROOT / "ci" / "aot" / "_fake_amdsmi"
 UPSTREAM_TESTS = paths.ROOT / "ci" / "upstream_tests.toml"
 # Upstream's own pre-commit scripts for Python files, with their leading arguments.
-HOOKS = (
+HOOKS: tuple[tuple[str, list[str]], ...] = (
     ("mypy.py", ["3.10"]),
     ("check_spdx_header.py", []),
     ("check_forbidden_imports.py", []),
