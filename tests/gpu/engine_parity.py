@@ -8,7 +8,7 @@ greedy tokens of every sequence; where they part, the margin between the two bes
 tokens says whether it was a tie. Then the throughput of an 8B-shaped model, as a
 ratio of the two backends in the same run.
 
-    python3 engine_parity.py parity [--only NAME ...] [--workers 8]
+    python3 engine_parity.py parity [--only NAME ...] [--workers 8] [--gpus 2]
     python3 engine_parity.py throughput [--only NAME ...]
 
 The weights say nothing about quality, and the plain ops beside attention are slow, so
@@ -26,6 +26,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -265,9 +266,9 @@ def prepare_worker(worker) -> None:
     runner = worker.model_runner
     model = runner.get_model()
     draw_weights(model)
-    drafter = getattr(getattr(runner, "drafter", None), "model", None)
-    if drafter is not None:
-        draw_weights(getattr(drafter, "runnable", drafter))
+    draft = runner.get_draft_model()
+    if draft is not None:
+        draw_weights(draft)
     plain = model.compute_logits
     runner.nan_count = torch.zeros((), dtype=torch.int64, device=runner.device)
 
@@ -330,11 +331,15 @@ def run_parity(scenario: Scenario, backend: str, folder: Path) -> dict[str, Any]
                 margins.append(values[0] - values[1])
                 chosen.append(top[token].logprob)
             sequences.append(dict(tokens=list(best.token_ids), margins=margins, chosen=chosen))
-    accepted = {
-        m.name: m.value
-        for m in llm.get_metrics()
-        if "spec_decode" in m.name and hasattr(m, "value")
-    }
+    accepted = (
+        {}
+        if scenario.spec is None
+        else {
+            m.name: m.value
+            for m in llm.get_metrics()
+            if "spec_decode" in m.name and hasattr(m, "value")
+        }
+    )
     nans = llm.collective_rpc(lambda worker: int(worker.model_runner.nan_count))
     return dict(sequences=sequences, nan=sum(nans), paths=path_counts(), accepted=accepted)
 
@@ -453,22 +458,58 @@ def child(job: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the parent
 
 
-def run_job(job: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Run a child; its log goes to ``$OUT`` or to nowhere."""
-    command = [sys.executable, __file__, "--job", json.dumps(job)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return dict(error=f"took more than {limit:.0f} s", seconds=limit)
-    name = job.get("scenario", {}).get("name", "throughput")
-    if out := os.environ.get("OUT"):
-        with open(Path(out) / "engine.log", "a") as log:
-            tail = (done.stdout + done.stderr)[-6000:]
-            log.write(f"\n===== {name} {job['backend']}\n{tail}\n")
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(MARK):
-            return json.loads(line.removeprefix(MARK))
-    return dict(error=f"exit {done.returncode}: {done.stderr[-200:]}", seconds=0.0)
+class Pool:
+    """Runs children, each on the GPU that has the fewest of them."""
+
+    def __init__(self, gpus: int, limit: float, budget: float) -> None:
+        self.load = [0] * gpus
+        self.lock = threading.Lock()
+        self.limit = limit
+        self.end = time.perf_counter() + budget
+
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Run a child; the end of its log goes to ``$OUT`` or to nowhere."""
+        left = self.end - time.perf_counter()
+        if left < 30:
+            return dict(error="not run: the time given is used up")
+        with self.lock:
+            gpu = self.load.index(min(self.load))
+            self.load[gpu] += 1
+        try:
+            return self._run(job, gpu, min(left, self.limit))
+        finally:
+            with self.lock:
+                self.load[gpu] -= 1
+
+    def _run(self, job: dict[str, Any], gpu: int, limit: float) -> dict[str, Any]:
+        env = os.environ | {
+            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "OMP_NUM_THREADS": "2",
+            # In one process, so that the models can be reached and changed.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # Small helpers would be compiled for longer than they run.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        command = [sys.executable, os.path.abspath(__file__), "--job", json.dumps(job)]
+        name = job.get("scenario", {}).get("name", "throughput")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=env)
+            output, errors, code = done.stdout, done.stderr, str(done.returncode)
+        except subprocess.TimeoutExpired as late:
+            output, errors = (
+                (text or b"").decode(errors="replace") if isinstance(text, bytes) else text or ""
+                for text in (late.stdout, late.stderr)
+            )
+            code = f"none after {limit:.0f} s"
+        if out := os.environ.get("OUT"):
+            with self.lock, open(Path(out) / "engine.log", "a") as log:
+                tail = (output + errors)[-4000:]
+                log.write(f"\n===== {name} {job['backend']}\n{tail}\n")
+        for line in reversed(output.splitlines()):
+            if line.startswith(MARK):
+                result: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return result
+        return dict(error=f"exit code {code}: {errors[-200:].strip()}")
 
 
 @dataclasses.dataclass
@@ -510,67 +551,64 @@ def compare(base: dict, tested: dict, tie: float) -> Comparison:
     return seen
 
 
-def parity(only: list[str], workers: int, tie: float, limit: float) -> tuple[bool, Any]:
-    """Run all scenarios on both backends and print a row for each."""
+def parity_row(scenario: Scenario, base: dict, tested: dict, tie: float) -> tuple[str, bool]:
+    """Format the comparison of one scenario, and say whether all is well."""
+    head = f"{scenario.name:31} {scenario.mode:19}"
+    if errors := [r["error"] for r in (base, tested) if "error" in r]:
+        return f"{head} ERROR {' | '.join(errors)}", False
+    seen = compare(base, tested, tie)
+    paths = tested["paths"]
+    unified = sum(n for path, n in paths.items() if path != "segmented")
+    nans = base["nan"] + tested["nan"]
+    good = not seen.differ and not nans and bool(paths.get("segmented")) and not unified
+    row = (
+        f"{head} {seen.equal:2}/{len(base['sequences']):2} {seen.tokens:6} "
+        f"{len(seen.ties):5} {len(seen.differ):7} {seen.logprob_error:10.3f} "
+        f"{nans:4}  {paths.get('segmented', 0)}/{unified}  {tested['seconds']:.0f} s"
+    )
+    if drafted := tested["accepted"].get("vllm:spec_decode_num_draft_tokens"):
+        taken = tested["accepted"]["vllm:spec_decode_num_accepted_tokens"]
+        row += f"  accepted {taken}/{drafted}"
+    if not good:
+        row += "  <-- LOOK"
+    for what, margins in (("tie", seen.ties), ("DIFFERENCE", seen.differ)):
+        if margins:
+            shown = ", ".join(f"{m:.3f}" for m in margins[:8])
+            row += f"\n    {what}, margin of log probabilities: {shown}"
+    return row, good
+
+
+def parity(only: list[str], workers: int, tie: float, pool: Pool) -> tuple[bool, Any]:
+    """Run all scenarios on both backends and print a row for each as it ends."""
     chosen = [s for s in SCENARIOS if not only or s.name in only]
-    jobs = [
-        dict(part="parity", backend=backend, scenario=dataclasses.asdict(scenario))
-        for scenario in chosen
-        for backend in (BASE, TESTED)
-    ]
     print(
         f"{'scenario':31} {'mode':19} equal tokens  ties  differ  "
         "max dlogp  NaN  segmented/unified calls",
         flush=True,
     )
-    fine = True
-    results: dict[int, dict[str, Any]] = {}
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(run_job, job, limit): i for i, job in enumerate(jobs)}
-        # Rows come as their two sides are done, so that a run cut short leaves them.
-        for future in concurrent.futures.as_completed(futures):
-            number = futures[future]
-            results[number] = future.result()
-            first = number - number % 2
-            if {first, first + 1} <= results.keys():
-                scenario = chosen[first // 2]
-                fine &= report(scenario, results[first], results[first + 1], tie)
-    return fine, [dict(job=job, result=results[i]) for i, job in enumerate(jobs)]
+    fine, record = True, []
+    with concurrent.futures.ThreadPoolExecutor(workers) as threads:
+        pairs = []
+        for scenario in chosen:
+            jobs = [
+                dict(part="parity", backend=b, scenario=dataclasses.asdict(scenario))
+                for b in (BASE, TESTED)
+            ]
+            pairs.append((scenario, [threads.submit(pool.run, job) for job in jobs]))
+        for scenario, futures in pairs:
+            base, tested = (future.result() for future in futures)
+            row, good = parity_row(scenario, base, tested, tie)
+            print(row, flush=True)
+            fine &= good
+            record.append(dict(scenario=scenario.name, base=base, tested=tested))
+    return fine, record
 
 
-def report(scenario: Scenario, base: dict, tested: dict, tie: float) -> bool:
-    """Print the row of a scenario; say whether all is as it should be."""
-    head = f"{scenario.name:31} {scenario.mode:19}"
-    if errors := [r["error"] for r in (base, tested) if "error" in r]:
-        print(f"{head} ERROR {' | '.join(errors)}", flush=True)
-        return False
-    seen = compare(base, tested, tie)
-    paths = tested["paths"]
-    unified = sum(n for path, n in paths.items() if path != "segmented")
-    nans = base["nan"] + tested["nan"]
-    good = bool(not seen.differ and not nans and paths.get("segmented") and not unified)
-    extra = ""
-    if drafted := tested["accepted"].get("vllm:spec_decode_num_draft_tokens"):
-        taken = tested["accepted"]["vllm:spec_decode_num_accepted_tokens"]
-        extra = f"  accepted {taken}/{drafted}"
-    print(
-        f"{head} {seen.equal:2}/{len(base['sequences']):2} {seen.tokens:6} "
-        f"{len(seen.ties):5} {len(seen.differ):7} {seen.logprob_error:10.3f} "
-        f"{nans:4}  {paths.get('segmented', 0)}/{unified}{extra}"
-        f"{'' if good else '  <-- LOOK'}"
-    )
-    for what, margins in (("tie", seen.ties), ("DIFFERENCE", seen.differ)):
-        if margins:
-            shown = ", ".join(f"{m:.3f}" for m in margins[:8])
-            print(f"    {what}, margin of log probabilities: {shown}")
-    sys.stdout.flush()
-    return good
-
-
-def throughput(only: list[str], limit: float) -> tuple[bool, Any]:
-    """Run the 8B-shaped model on both backends, one after the other."""
+def throughput(only: list[str], pool: Pool) -> tuple[bool, Any]:
+    """Run the 8B-shaped model on both backends, at once if there are two GPUs."""
     jobs = [dict(part="throughput", backend=b, only=only) for b in (BASE, TESTED)]
-    results = [run_job(job, limit) for job in jobs]
+    with concurrent.futures.ThreadPoolExecutor(min(2, len(pool.load))) as threads:
+        results = list(threads.map(pool.run, jobs))
     fine = True
     for job, result in zip(jobs, results, strict=False):
         if "error" in result:
@@ -604,7 +642,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--workers", type=int, default=8, help="children at a time")
     parser.add_argument("--tie", type=float, default=0.15, help="margin of a tie")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds a child")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds a child")
+    parser.add_argument("--budget", type=float, default=390.0, help="seconds in all")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to spread over")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job:
@@ -616,10 +656,11 @@ def main() -> int:
         print("\n".join(WORKLOADS))
         return 0
     start = time.perf_counter()
+    pool = Pool(args.gpus, args.limit, args.budget)
     if args.part == "parity":
-        fine, record = parity(args.only, args.workers, args.tie, args.limit)
+        fine, record = parity(args.only, args.workers, args.tie, pool)
     else:
-        fine, record = throughput(args.only, args.limit)
+        fine, record = throughput(args.only, pool)
     print(f"{'OK' if fine else 'NOT OK'} in {time.perf_counter() - start:.0f} s")
     if out := os.environ.get("OUT"):
         (Path(out) / f"{args.part}.json").write_text(json.dumps(record))
