@@ -1,13 +1,14 @@
 """Turn the pinned vLLM and this patch stack into a ROCm wheel."""
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ NEEDED_BYTES = 4_000_000_000
 WHEEL_BYTES = 64_000_000
 # The lists of ci/aot/lists whose kernels every wheel carries.
 KERNEL_LISTS = ("unified_attention",)
-STANDIN = paths.ROOT / "ci" / "aot" / "_fake_amdsmi"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     decided = extensions.decide(args.extensions, the_pin.version, the_pin.torch, names)
     version = wheel.local_version(the_pin, stack_version(), names)
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    cwd = Path(os.environ.get("HIPSTACK_CWD") or os.getcwd())
+    cwd = paths.CWD
     source = args.source
     if source not in ("sdist", "git"):
         source = str((cwd / source).resolve())
@@ -168,9 +168,12 @@ def check_machine(plan: Plan) -> None:
                 pass
         except OSError as error:
             raise StackError(
-                f"cannot write to {folder}: {error.strerror}", "another --out"
+                f"cannot write to {folder}: {error.strerror}",
+                "another --out" if folder == plan.out else "another HIPSTACK_BUILD_DIR",
             ) from None
-        if folder == paths.BUILD and any(envs.ENVS.glob("env-*/.hipstack-stamp")):
+        if folder == paths.BUILD and any(
+            paths.ENVS.glob(f"env-{plan.pin.version}-*/.hipstack-stamp")
+        ):
             needed = 1_000_000_000
         free = shutil.disk_usage(folder).free
         if free < needed:
@@ -289,7 +292,9 @@ class Kernels:
         }
 
 
-def compile_kernels(plan: Plan, patched: Path, env_python: Path, jobs: int) -> Kernels:
+def compile_kernels(
+    plan: Plan, patched: Path, env_python: Path, jobs: int, progress: Callable[[str], None]
+) -> Kernels:
     """Compile the kernel lists for the plan's architectures, or reuse what fits."""
     from ci import aot, source
 
@@ -303,6 +308,7 @@ def compile_kernels(plan: Plan, patched: Path, env_python: Path, jobs: int) -> K
         aot.compile_list(
             patched, KERNEL_LISTS, plan.arches, folder, jobs,
             cache=paths.BUILD / "triton-cache", python=str(env_python),
+            progress=progress,
         )  # fmt: skip
     manifest = json.loads((folder / "manifest.json").read_text())
     return Kernels(folder, tuple(manifest["objects"]), source.sha256(folder / "manifest.json"))
@@ -324,6 +330,7 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
     """
     from ci import check, tree, wheel
 
+    os.umask(0o022)  # modes end up in the wheel
     with steps.step("machine") as note:
         check_machine(plan)
         note.append(f"quilt {tree.ensure_quilt()}, {jobs} jobs")
@@ -344,7 +351,7 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
         steps.say(f"unchanged: {result} was built from the same inputs and is intact")
         return result
     with steps.step("kernels") as note:
-        kernels = compile_kernels(plan, patched, env_python, jobs)
+        kernels = compile_kernels(plan, patched, env_python, jobs, steps.tick)
         note.append(f"{len(kernels.objects)} code objects, {kernels.size / 1e6:.1f} MB")
     stack = wheel.stack_record(
         plan.pin, plan.stack_version, plan.series, plan.arches, plan.extensions.mode
@@ -366,7 +373,7 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
                 steps.say(f"  problem: {problem}")
             if proof.problems:
                 raise StackError(f"the wheel fails its proof: {proof.problems[0]}")
-            seen = wheel.prove_import(made, plan.version, env_python, STANDIN, plan.arches)
+            seen = wheel.prove_import(made, plan.version, env_python, paths.STANDIN, plan.arches)
             note.append(f"{proof.files} files, {len(proof.code_objects)} with GPU code")
             note.append(f"imported as `{seen}`")
         with steps.step("records") as note:
@@ -385,6 +392,25 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
             )
             note.append("SHA256SUMS, build record, SBOM")
     return plan.out / made.name
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Keep a second build out of the build folder."""
+    from filelock import FileLock, Timeout
+
+    paths.BUILD.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(paths.BUILD / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StackError(
+            f"another build is at work in {paths.BUILD}", "wait for it, or HIPSTACK_BUILD_DIR"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def summary(plan: Plan, result: Path) -> str:
@@ -425,10 +451,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(plan.describe())
             return 0
         steps = Steps(8, paths.BUILD / "logs" / f"build-{'-'.join(plan.arches)}.log", args.quiet)
-        result = build(plan, args.jobs or default_jobs(), steps)
+        with _only_one():
+            result = build(plan, args.jobs or default_jobs(), steps)
         print(str(result) if args.quiet else summary(plan, result))
         return 0
-    except StackError as error:
+    except (StackError, OSError) as problem:
+        error = problem if isinstance(problem, StackError) else StackError(str(problem))
         print(steps.fail(error) if steps else f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -52,6 +52,8 @@ def load_areas(path: Path = AREAS_FILE) -> dict[str, Area]:
     """
     areas: dict[str, Area] = {}
     for name, table in toml.read(path).items():
+        if not isinstance(table, dict):
+            raise StackError(f"{path.name}: {name} is no table")
         try:
             areas[name] = Area(
                 name=name,
@@ -164,6 +166,10 @@ def pristine(pin: Pin, origin: str = "sdist", build: Path = BUILD) -> Path:
         Its path; do not write to it.
     """
     path = build / f"pristine-{pin.version}-{pin.tree_sha256[:12]}"
+    if origin not in ("sdist", "git"):
+        # What the user names is judged, even where the result would be the same.
+        with tempfile.TemporaryDirectory(prefix="hipstack-source-") as scratch:
+            source.prepare(pin, Path(scratch) / "tree", origin)
     if path.is_dir() and source.tree_digest(path) != pin.tree_sha256:
         gitstack.remove_tree(path)
     if not path.is_dir():

@@ -33,8 +33,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.elffile import ELFFile
-
 __all__ = [
     "KNOWN_ARCHES",
     "CodeObject",
@@ -582,6 +580,8 @@ def _sections(data: bytes) -> list[_Section]:
     if data[4:6] != b"\x02\x01":
         raise CodeObjectError("an ELF file is not 64-bit little-endian")
     try:
+        from elftools.elf.elffile import ELFFile
+
         elf = ELFFile(io.BytesIO(data))
         # Extended numbering lets a few bytes claim 2**64 sections.
         if elf["e_shoff"] + elf.num_sections() * 64 > len(data) or (
@@ -669,6 +669,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--arch", metavar="LIST", help="also check for exactly these architectures, by commas"
     )
     options = parser.parse_args(argv)
+    from ci import envs
+
+    envs.reexec_in_tools("ci.codeobjects", sys.argv[1:] if argv is None else argv)
     found: list[CodeObject] = []
     try:
         for file in options.files:

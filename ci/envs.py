@@ -17,12 +17,11 @@ from pathlib import Path
 
 from ci import source
 from ci.errors import StackError
-from ci.paths import BUILD, ROOT
+from ci.paths import ENVS, ROOT
 from ci.pin import Pin
 from ci.run import run
 
 REQUIREMENTS = ROOT / "ci" / "requirements.txt"
-ENVS = Path(os.environ.get("HIPSTACK_ENV_DIR") or BUILD)
 
 BUILD_REQUIREMENTS = (
     "setuptools>=77.0.3,<80",
@@ -56,13 +55,17 @@ def _stamp(lines: Sequence[str]) -> str:
 
 
 def _make(folder: Path, lines: Sequence[str], fill: "list[list[str]]") -> Path:
-    """Make an environment beside its place and rename it when it is whole."""
+    """Make an environment; the stamp, written last, says that it is whole."""
     stamp = folder / ".hipstack-stamp"
     wanted = _stamp(lines)
     if stamp.is_file() and stamp.read_text() == wanted and python_of(folder).exists():
         return python_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StackError(f"cannot write to {folder.parent}: {error.strerror}") from None
+    print(f"making {folder} (once)", file=sys.stderr, flush=True)
     try:
         _venv(folder)
         for command in fill:
@@ -95,9 +98,14 @@ def _venv(folder: Path) -> None:
     run(command, what="python -m venv")
 
 
+def _tools_requirements() -> list[str]:
+    lines = REQUIREMENTS.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def ensure_tools() -> Path:
     """Return the interpreter of the tools environment, made when it is not there."""
-    lines = REQUIREMENTS.read_text().splitlines()
+    lines = _tools_requirements()
     install = ["{python}", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     return _make(ENVS / "tools", lines, [[*install, "-r", str(REQUIREMENTS)]])
 
@@ -180,13 +188,12 @@ def ensure_env(pin: Pin, tree: Path) -> Path:
         StackError: A package cannot be had.
     """
     common = tree / "requirements" / "common.txt"
-    ours = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
     wanted = [
         *torch_requirement(pin.torch),
         f"triton=={pin.triton}",
         *BUILD_REQUIREMENTS,
         *TEST_REQUIREMENTS,
-        *ours,
+        *_tools_requirements(),
         f"ruff=={pin.ruff}",
     ]
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
@@ -206,9 +213,8 @@ def ensure_lint(pin: Pin) -> Path:
     Raises:
         StackError: A package cannot be had.
     """
-    ours = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
     wanted = [
-        *ours,  # this project's own code is checked there too
+        *_tools_requirements(),  # this project's own code is checked there too
         f"ruff=={pin.ruff}",
         f"mypy=={pin.mypy}",
         "regex",

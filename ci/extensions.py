@@ -81,11 +81,14 @@ def find_toolchain(torch_version: str, python: str | None = None) -> Toolchain:
     python = asked or shutil.which("python3") or sys.executable
     name = "HIPSTACK_PYTHON" if asked else "python3"
     code = "import json,torch;print(json.dumps([torch.__version__,torch.version.hip or '']))"
-    result = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=False, cwd="/"
-    )
     torch, hip = "", ""
-    if result.returncode != 0:
+    try:
+        result = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, check=False, cwd="/"
+        )
+    except OSError as error:
+        raise StackError(f"{name} {python} cannot be run: {error.strerror}") from None
+    if result.returncode != 0 or not result.stdout.strip():
         missing.append(f"{name} has no torch")
     else:
         torch, hip = json.loads(result.stdout.splitlines()[-1])

@@ -10,5 +10,9 @@ PATCHES = ROOT / "patches"
 AREAS_FILE = PATCHES / "areas.toml"
 QUILTRC = ROOT / "ci" / "quiltrc"
 SOURCES = ROOT / "vllm-src"
-BUILD = Path(os.environ.get("HIPSTACK_BUILD_DIR") or ROOT / "build")
+# build.sh says where the user stands; relative folders are meant from there.
+CWD = Path(os.environ.get("HIPSTACK_CWD") or os.getcwd())
+BUILD = (CWD / (os.environ.get("HIPSTACK_BUILD_DIR") or ROOT / "build")).resolve()
+ENVS = (CWD / (os.environ.get("HIPSTACK_ENV_DIR") or BUILD)).resolve()
+STANDIN = ROOT / "ci" / "aot" / "_fake_amdsmi"
 DIST = ROOT / "dist"

@@ -58,6 +58,8 @@ def load(name: str | None = None, path: Path = PIN_FILE) -> Pin:
     data = toml.read(path)
     name = name or data.get("current")
     tables = data.get("pins", {})
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise StackError(f"{path.name}: [pins] must hold one table a pin")
     if not isinstance(name, str) or name not in tables:
         known = ", ".join(sorted(tables)) or "none"
         raise StackError(f"{path.name} has no pin named {name!r}; known: {known}")
@@ -70,6 +72,8 @@ def load(name: str | None = None, path: Path = PIN_FILE) -> Pin:
                 f"malformed: {value!r}"
             )
     python = table.get("python")
-    if not isinstance(python, list) or not all(isinstance(p, str) for p in python):
-        raise StackError(f"{path.name}: pin {name}: python must be a list of bounds")
+    if not isinstance(python, list) or not all(
+        isinstance(p, str) and re.fullmatch(r"(>=|<)\d+\.\d+", p) for p in python
+    ):
+        raise StackError(f'{path.name}: pin {name}: python must be a list like [">=3.10"]')
     return Pin(name=name, python=tuple(python), **{field: table[field] for field in _PATTERNS})

@@ -6,7 +6,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ci import run
 from ci.errors import StackError
+
+_HINTS = {
+    "source": "--source sdist",
+    "series": "python3 -m ci.stack check",
+    "environment": "check network, disk and the package index, then run it again",
+    "kernels": "run it again with --until to find the patch at fault",
+    "wheel": "read the end of the log",
+    "proof": "run it again with --until to find the patch at fault",
+    "records": "another --out",
+}
 
 
 class Steps:
@@ -26,6 +37,7 @@ class Steps:
         self.current = ""
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("")
+        run.log = log
 
     def say(self, text: str) -> None:
         """Print a line and keep it in the log."""
@@ -43,6 +55,8 @@ class Steps:
         live = sys.stdout.isatty() and not self.quiet
         if live:
             print(f"{head} ...", end="\r", flush=True)
+        elif not self.quiet and title in ("environment", "kernels", "wheel"):
+            print(f"{head} ...", flush=True)
         with self.log.open("a") as file:
             file.write(f"== {head}\n")
         notes: list[str] = []
@@ -51,8 +65,17 @@ class Steps:
         detail = f": {'; '.join(notes)}" if notes else ""
         self.say(f"{head}{detail} ({time.monotonic() - begin:.1f} s)")
 
+    def tick(self, text: str) -> None:
+        """Show within a step what is being done."""
+        with self.log.open("a") as file:
+            file.write(f"{text}\n")
+        if sys.stdout.isatty() and not self.quiet:
+            print(f"[{self.done}/{self.total}] {self.current}: {text:<60.60}", end="\r", flush=True)
+
     def fail(self, error: StackError) -> str:
         """Return the lines that a failed build ends with."""
+        if not error.hint and self.current in _HINTS:
+            error = StackError(str(error), _HINTS[self.current])
         with self.log.open("a") as file:
             file.write(f"FAILED in {self.current}: {error}\n")
         where = (

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from ci.errors import StackError
 
+# A build sets this, so that its log holds what its commands print.
+log: Path | None = None
+
 
 def run(
     command: Sequence[str],
@@ -47,7 +50,12 @@ def run(
         )
     except FileNotFoundError:
         raise StackError(f"{command[0]} is not installed", hint) from None
+    except OSError as error:
+        raise StackError(f"{command[0]} cannot be run: {error.strerror}", hint) from None
     output = result.stdout.decode("utf-8", "replace")
+    if log is not None:
+        with log.open("a") as file:
+            file.write(f"$ {' '.join(command)}\n{output}")
     if result.returncode != 0:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         raise StackError(

@@ -28,7 +28,6 @@ _NOT_SOURCE_TOP = frozenset(
         ".pc",
         "patches",
         "series",
-        ".quiltrc-env",
     ]
 )
 _NOT_SOURCE = frozenset({"vllm/_version.py"})
@@ -140,6 +139,8 @@ def index_url() -> str | None:
 
 
 def _unpack(sdist: Path, pin: Pin, into: Path) -> Path:
+    if not hasattr(tarfile, "data_filter"):
+        raise StackError("this Python cannot unpack archives safely", "3.10.12, 3.11.4 or later")
     try:
         with tarfile.open(sdist) as archive:
             # "data" refuses links and paths that leave the folder, and keeps neither
@@ -188,14 +189,17 @@ def _copy(path: Path, pin: Pin, into: Path) -> Path:
     if (path / ".git").exists() and (head := _git_head(path)) != pin.commit:
         raise StackError(f"--source {path}: checked out is {head}, the pin says {pin.commit}")
     target = into / "copy"
-    shutil.copytree(
-        path,
-        target,
-        symlinks=True,
-        ignore=lambda folder, names: [
-            n for n in names if n == "__pycache__" or (Path(folder) == path and n == ".git")
-        ],
-    )
+    try:
+        shutil.copytree(
+            path,
+            target,
+            symlinks=True,
+            ignore=lambda folder, names: [
+                n for n in names if n == "__pycache__" or (Path(folder) == path and n == ".git")
+            ],
+        )
+    except (shutil.Error, OSError) as error:
+        raise StackError(f"--source {path} cannot be copied: {str(error)[:200]}") from None
     return target
 
 

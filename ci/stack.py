@@ -9,11 +9,13 @@ export    turn such a repository back into patches/ and series
 """
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ci import check, gitstack, patches, pin, source, tree
+from ci import check, envs, gitstack, patches, pin, source
 from ci.errors import StackError
 from ci.paths import PATCHES, QUILTRC, ROOT, SERIES_FILE, SOURCES
 
@@ -22,21 +24,28 @@ def _tree(args: argparse.Namespace) -> None:
     the_pin = pin.load(args.pin)
     target = Path(args.dir or SOURCES / f"vllm-{the_pin.version}").resolve()
     source.prepare(the_pin, target, args.source)
-    env = tree.quilt_env()
-    lines = [f"export {key}={value}" for key, value in env.items()]
-    (target / ".quiltrc-env").write_text("\n".join(lines) + "\n")
-    print(f"{target}\n\n  cd {target} && . ./.quiltrc-env")
-    print(f"  quilt --quiltrc {QUILTRC} push -a       # apply, edit, then:")
-    print(f"  quilt --quiltrc {QUILTRC} refresh       # writes into patches/")
-    print("  python -m ci.stack check               # brings the file into its final form")
+    # quilt finds both by these names, so that plain `quilt push` works in the tree.
+    (target / "patches").symlink_to(os.path.relpath(PATCHES, target))
+    (target / "series").symlink_to(os.path.relpath(SERIES_FILE, target))
+    print(f"{target}\n\n  cd {target}")
+    print(f"  export QUILTRC={QUILTRC}   # pins quilt's options")
+    print("  quilt push -a       # apply, edit, then:")
+    print("  quilt refresh       # writes into patches/")
+    print("  python3 -m ci.stack check   # (from the repository) leaves the file's final form")
 
 
 def _branch(args: argparse.Namespace) -> None:
     the_pin = pin.load(args.pin)
     target = Path(args.dir or SOURCES / f"vllm-{the_pin.version}-git").resolve()
     series = patches.load().until(args.until)
-    source.prepare(the_pin, target, args.source)
-    gitstack.to_branch(target, series, the_pin)
+    if target.exists():
+        raise StackError(f"{target} exists already")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".branch-") as scratch:
+        work = Path(scratch) / "work"
+        source.prepare(the_pin, work, args.source)
+        gitstack.to_branch(work, series, the_pin)
+        os.rename(work, target)
     print(f"{target}: branch {gitstack.BRANCH}, {len(series)} commits on {gitstack.BASE}")
     print("edit, commit --fixup, rebase -i; then: python -m ci.stack export")
 
@@ -46,9 +55,21 @@ def _export(args: argparse.Namespace) -> None:
     repository = Path(args.dir or SOURCES / f"vllm-{the_pin.version}-git").resolve()
     if not (repository / ".git").exists():
         raise StackError(f"{repository} is no git repository", "python -m ci.stack branch")
-    if dirty := gitstack.git(repository, "status", "--porcelain", "-uno").strip():
+    if dirty := gitstack.git(repository, "status", "--porcelain").strip():
         raise StackError(f"{repository} has uncommitted changes: {dirty.splitlines()[0]}")
+    on = gitstack.git(repository, "rev-parse", "--abbrev-ref", "HEAD").strip()
+    if on != gitstack.BRANCH:
+        raise StackError(
+            f"{repository} is on {on!r}, not on {gitstack.BRANCH!r}: a rebase may be under way",
+            f"git checkout {gitstack.BRANCH}",
+        )
     series = gitstack.from_branch(repository)
+    gone = [name for name in patches.load().names if name not in series.names]
+    if lost := sorted(set(gone) - {d.removesuffix(".patch") for d in args.drop}):
+        raise StackError(
+            f"the branch has no commit for: {', '.join(lost)}",
+            " ".join(f"--drop {name}" for name in lost),
+        )
     if problems := series.problems():
         raise StackError("; ".join(problems))
     for name in gitstack.write(series, PATCHES, SERIES_FILE):
@@ -103,10 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_argument(
                 "dir", nargs="?", help=f"default: under {SOURCES.relative_to(ROOT)}/"
             )
+        if name == "export":
+            command.add_argument(
+                "--drop", metavar="PATCH", action="append", default=[],
+                help="remove this patch, whose commit is gone",
+            )  # fmt: skip
         if name == "branch":
             command.add_argument("--until", metavar="PATCH", help="stop after this patch")
     args = parser.parse_args(argv)
     try:
+        envs.reexec_in_tools("ci.stack", sys.argv[1:] if argv is None else argv)
         args.function(args)
     except StackError as error:
         print(f"error: {error}", file=sys.stderr)

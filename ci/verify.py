@@ -27,7 +27,6 @@ from ci.errors import StackError
 from ci.patches import Series
 from ci.pin import Pin
 
-STANDIN = paths.ROOT / "ci" / "aot" / "_fake_amdsmi"
 UPSTREAM_TESTS = paths.ROOT / "ci" / "upstream_tests.toml"
 # Upstream's own pre-commit scripts for Python files, with their leading arguments.
 HOOKS: tuple[tuple[str, list[str]], ...] = (
@@ -139,7 +138,7 @@ def run_command(command: Command, root: Path, python: Path) -> Outcome:
     folders = [str(root), str(paths.ROOT)]
     if "VLLM_TARGET_DEVICE" not in dict(command.env):
         # vLLM believes the stand-in; a command that names its platform goes without.
-        folders.insert(1, str(STANDIN))
+        folders.insert(1, str(paths.STANDIN))
         env |= {"FAKE_GFX": "gfx1201", "HIP_VISIBLE_DEVICES": ""}
     env |= {
         "PYTHONPATH": os.pathsep.join(folders),

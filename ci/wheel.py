@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
-from ci import codeobjects, gitstack, source
+from ci import aot, codeobjects, gitstack, source
 from ci.errors import StackError
 from ci.extensions import ABSENT, Extensions
 from ci.patches import Series
@@ -42,7 +43,6 @@ def local_version(pin: Pin, stack_version: str, arches: Sequence[str]) -> str:
     "cpu" must never be in it: vLLM's platform detection reads the string.
     """
     version = f"{pin.version}+hipstack{stack_version}.{'.'.join(arches)}"
-    assert "cpu" not in version
     return version
 
 
@@ -87,7 +87,7 @@ def build(
     version: str,
     record: dict[str, Any],
     extensions: Extensions,
-    aot: Path | None,
+    kernels: Path | None,
     jobs: int,
     log: Path,
     work: Path,
@@ -103,7 +103,7 @@ def build(
         version: The wheel's version.
         record: What goes into ``stack.json``.
         extensions: How compiled ops come in.
-        aot: Folder with ahead-of-time compiled kernels, or None.
+        kernels: Folder with ahead-of-time compiled kernels, or None.
         jobs: Parallel compile jobs.
         log: File that gets the build's output.
         work: An empty folder to build in.
@@ -118,10 +118,8 @@ def build(
     gitstack.copy_tree(tree, copy)
     (copy / STACK_JSON).parent.mkdir(parents=True, exist_ok=True)
     (copy / STACK_JSON).write_text(to_json(record))
-    if aot is not None:
-        from ci import aot as aot_tools
-
-        aot_tools.install_into(copy / "vllm", aot)
+    if kernels is not None:
+        aot.install_into(copy / "vllm", kernels)
     env = {
         key: value
         for key, value in os.environ.items()
@@ -258,10 +256,8 @@ def prove(
     if str(parsed) != version:
         problems.append(f"version is {parsed}, not {version}")
     tag = "-".join(wheel.name.removesuffix(".whl").split("-")[-3:])
-    if extensions.mode != "compile":
-        here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-        if not {t.interpreter for t in tags} & {here, "py3"}:
-            problems.append(f"tag {tag} does not fit the Python {here} that built it")
+    if extensions.mode != "compile" and not tags & set(sys_tags()):
+        problems.append(f"tag {tag} does not fit the Python that built it")
     present: dict[str, int | None] = {}
     needles = [str(path).encode() for path in build_paths]
     with zipfile.ZipFile(wheel) as archive:
@@ -282,8 +278,18 @@ def prove(
             if any(needle in data for needle in needles):
                 problems.append(f"{name} names a folder of the build")
         present_names = set(names)
+        wheel_file = next((n for n in names if n.endswith(".dist-info/WHEEL")), None)
+        if wheel_file is None:
+            problems.append("there is no WHEEL file")
+        else:
+            said_tags = email.message_from_bytes(archive.read(wheel_file)).get_all("Tag") or []
+            if set(said_tags) != {str(t) for t in tags}:
+                problems.append(f"WHEEL says tags {', '.join(said_tags)}, its name {tag}")
         for patch, wanted in markers(series, tree).items():
-            present[patch] = len(wanted) or None
+            ships = any(c.path.startswith("vllm/") for c in series.get(patch).changes)
+            present[patch] = len(wanted) if ships else None
+            if ships and not wanted:
+                problems.append(f"patch {patch}: none of its lines is left to look for")
             by_path: dict[str, list[str]] = {}
             for path, line in wanted:
                 by_path.setdefault(path, []).append(line)
@@ -310,6 +316,7 @@ def prove(
         problems += _arch_problems(objects, arches, extensions)
     except codeobjects.CodeObjectError as error:
         problems.append(str(error))
+    problems += aot.verify_wheel(wheel, arches)
     return Proof(tuple(problems), present, found, len(names), tag)
 
 
@@ -414,7 +421,7 @@ def build_record(
     extensions: Extensions,
     proof: Proof,
     toolchain: dict[str, str],
-    aot: dict[str, Any] | None,
+    kernels: dict[str, Any] | None,
     inputs: str,
 ) -> dict[str, Any]:
     """Return the build record that lies beside the wheel."""
@@ -438,7 +445,7 @@ def build_record(
             "rocm": extensions.hip,
         },
         "toolchain": toolchain,
-        "kernels": aot,
+        "kernels": kernels,
         "code_objects": proof.code_objects,
         "patch_lines_in_wheel": proof.markers,
         "reproducible": (
@@ -514,7 +521,7 @@ def sbom(wheel: Path, record: dict[str, Any], series: Series) -> str:
         exact = [s.version for s in requirement.specifier if s.operator == "=="]
         component = Component(
             name=requirement.name,
-            version=exact[0] if exact else str(requirement.specifier) or None,
+            version=exact[0] if exact else None,
             bom_ref=line,
             purl=PackageURL("pypi", None, requirement.name.lower(), exact[0] if exact else None),
         )

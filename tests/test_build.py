@@ -107,13 +107,40 @@ def test_bad_sources_are_one_clear_line(tmp_path, sdist, scratch_build):
 
 
 @pytest.mark.build
-def test_no_network_is_one_clear_line(tmp_path, scratch_build, monkeypatch):
-    """Without the cached sdist and without an index there is nothing to build from."""
-    from ci import pin, source
+def test_a_named_source_is_judged_even_when_the_pin_is_at_hand(tmp_path, the_pin, sdist):
+    from ci import check
 
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(StackError, match="cannot download"):
-        source.prepare(pin.load(), tmp_path / "tree", "sdist", cache=tmp_path / "cache")
+    check.pristine(the_pin, str(sdist))
+    wrong = tmp_path / "vllm-0.31.0.tar.gz"
+    wrong.write_bytes(sdist.read_bytes()[::-1])
+    base = ["--arch", "gfx1201", "--extensions", "none", "--out", str(tmp_path / "out")]
+    one_clear_line(run(*base, "--source", str(wrong)), r"sha256 is [0-9a-f]{64}, the pin says")
+    one_clear_line(run(*base, "--source", str(tmp_path / "absent")), "no such path")
+
+
+@pytest.mark.build
+def test_no_network_is_one_clear_line(tmp_path, scratch_build):
+    """Without the cached sdist and without an index there is nothing to build from."""
+    copy = tmp_path / "clone"
+    git = ["git", "clone", "-q", str(paths.ROOT), str(copy)]
+    subprocess.run(git, check=True, capture_output=True)
+    result = subprocess.run(
+        [str(copy / "build.sh"), "--arch", "gfx1201", "--extensions", "none"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, **scratch_build, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"},
+    )  # fmt: skip
+    one_clear_line(result, r"step 2/8 \(source\): cannot download .*check the network")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "pattern"),
+    [
+        ("HIPSTACK_PYTHON", "/absent/python", "/absent/python cannot be run"),
+        ("HIPSTACK_BUILD_DIR", "/dev/null/x", "cannot write|Not a directory"),
+    ],
+)
+def test_a_wrong_environment_is_one_clear_line(variable, value, pattern):
+    one_clear_line(run("--arch", "gfx1201", env={variable: value}), pattern)
 
 
 @pytest.mark.build

@@ -1,10 +1,12 @@
 """What the tools do on machines that lack something."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
-from ci import envs, tree
+from ci import envs, paths, tree
 from ci.errors import StackError
 
 
@@ -26,6 +28,20 @@ def test_no_venv_module_and_no_right_to_install_it_names_the_command(monkeypatch
     assert not (tmp_path / "env").exists()
 
 
+@pytest.mark.parametrize("module", ["build", "stack", "test", "verify", "aot", "codeobjects"])
+def test_the_tools_start_with_the_standard_library_alone(module):
+    """A bare machine's python3 has nothing else; Python 3.10 not even a TOML parser."""
+    code = (
+        "import sys; sys.modules.update(tomllib=None, tomli=None); "
+        f"sys.path.insert(0, {str(paths.ROOT)!r}); "
+        f"import importlib; importlib.import_module('ci.{module}')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_failed_environment_is_not_mistaken_for_a_good_one(tmp_path):
     folder = tmp_path / "env"
     with pytest.raises(StackError, match="installing Python packages failed"):
@@ -42,8 +58,6 @@ def test_a_failed_environment_is_not_mistaken_for_a_good_one(tmp_path):
 def test_a_local_cpu_build_of_torch_is_preferred(monkeypatch, tmp_path):
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     assert envs.torch_requirement("2.13.0") == ["--torch-backend", "cpu", "torch==2.13.0"]
-    import sys
-
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     (tmp_path / f"torch-2.13.0+cpu-{tag}-{tag}-linux_x86_64.whl").write_text("")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -1,13 +1,16 @@
 """Apply, branch, export, check: on a small made-up tree, and on the real series."""
 
 import dataclasses
+import os
 import re
+import subprocess
 
 import pytest
 from conftest import HEADER, make_patch, make_series, run_module
 
 from ci import check, gitstack, patches, source, tree
 from ci.errors import StackError
+from ci.paths import QUILTRC
 
 EDIT = """\
 diff --git a/vllm/a.py b/vllm/a.py
@@ -129,11 +132,6 @@ def test_a_differing_export_leaves_the_corrected_file(repo, small_tree, tmp_path
 
 def test_a_quilt_refresh_is_brought_into_final_form(repo, small_tree, tmp_path):
     """quilt writes other diff headers than git; the checker hands back git's."""
-    import os
-    import subprocess
-
-    from ci.paths import QUILTRC
-
     pin, work = repo
     series = gitstack.from_branch(work)
     folder, names = tmp_path / "patches", tmp_path / "series"
@@ -234,11 +232,26 @@ def test_the_command_line(tmp_path, sdist):
     assert made.returncode == 0, made.stderr
     exported = gitstack.from_branch(tmp_path / "b")
     assert exported.set_hash == patches.load().set_hash
+    aside = run_module("ci.stack", "branch", str(tmp_path / "b"), "--source", str(sdist))
+    assert aside.returncode == 1 and "exists already" in aside.stderr
+    gitstack.git(tmp_path / "b", "checkout", "-q", gitstack.BASE)
+    elsewhere = run_module("ci.stack", "export", str(tmp_path / "b"))
+    assert elsewhere.returncode == 1 and "is on 'pin', not on 'stack'" in elsewhere.stderr
+    gitstack.git(tmp_path / "b", "checkout", "-q", gitstack.BRANCH)
+    gitstack.git(tmp_path / "b", "reset", "-q", "--hard", "HEAD~1")
+    shorter = run_module("ci.stack", "export", str(tmp_path / "b"))
+    assert shorter.returncode == 1 and f"--drop {exported.names[-1]}" in shorter.stderr
+    assert patches.load().set_hash == exported.set_hash, "nothing may be lost"
     (tmp_path / "b" / "setup.py").write_text("x")
     dirty = run_module("ci.stack", "export", str(tmp_path / "b"))
     assert dirty.returncode == 1 and "uncommitted changes" in dirty.stderr
     tree_ = run_module("ci.stack", "tree", str(tmp_path / "t"), "--source", str(sdist))
-    assert tree_.returncode == 0 and "quilt --quiltrc" in tree_.stdout
+    assert tree_.returncode == 0 and "quilt push" in tree_.stdout
+    quilt = subprocess.run(
+        ["quilt", "push"], cwd=tmp_path / "t", env={**os.environ, "QUILTRC": str(QUILTRC)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert quilt.returncode == 0 and patches.load().names[0] in quilt.stdout
     absent = run_module("ci.stack", "--pin", "9.9.9", "check")
     assert absent.returncode == 1 and "no pin named" in absent.stderr
     assert "Traceback" not in absent.stderr

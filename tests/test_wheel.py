@@ -32,10 +32,13 @@ def setup(tmp_path, monkeypatch, the_pin):
         "vllm/x.py": "marker_of_core_x = 1\n",
         wheel.STACK_JSON: wheel.to_json(record),
         "vllm/hipstack/aot/gfx1201/k.hsaco": "code for gfx1201",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {TAG}-{TAG}-linux_x86_64\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n"
         "Requires-Dist: numpy==2.1\nRequires-Dist: regex\n"
         "Requires-Dist: zentorch; extra == 'zen'\n",
     }
+
+    kernel_problems = []
 
     class CodeObject:
         def __init__(self, file, arch):
@@ -51,6 +54,7 @@ def setup(tmp_path, monkeypatch, the_pin):
             ]
 
     monkeypatch.setattr(wheel.codeobjects, "scan_wheel", scan)
+    monkeypatch.setattr(wheel.aot, "verify_wheel", lambda path, arches: kernel_problems)
 
     def prove(changes=(), name=f"vllm-{VERSION}-{TAG}-{TAG}-linux_x86_64.whl", how=NONE):
         path = tmp_path / name
@@ -61,7 +65,7 @@ def setup(tmp_path, monkeypatch, the_pin):
         paths = [tmp_path / "build"]
         return path, wheel.prove(path, VERSION, series, tree, ["gfx1201"], how, paths)
 
-    prove.series, prove.info = series, info
+    prove.series, prove.info, prove.kernel_problems = series, info, kernel_problems
     return prove
 
 
@@ -126,6 +130,20 @@ def test_version_and_tag_are_checked(setup):
     assert any("does not fit" in p for p in proof.problems)
     _, proof = setup({f"{setup.info}/METADATA": "Name: vllm\nVersion: 1\n"})
     assert "METADATA says version 1" in proof.problems
+    _, proof = setup({f"{setup.info}/WHEEL": "Tag: py3-none-any\n"})
+    assert any("WHEEL says tags py3-none-any" in p for p in proof.problems)
+
+
+def test_a_damaged_kernel_manifest_is_a_problem(setup):
+    setup.kernel_problems.append("k.hsaco: sha256 differs")
+    _, proof = setup()
+    assert proof.problems == ("k.hsaco: sha256 differs",)
+
+
+def test_a_patch_of_which_nothing_is_left_is_a_problem(setup, tmp_path):
+    (tmp_path / "tree" / "vllm" / "x.py").write_text("other = 1\n")
+    _, proof = setup()
+    assert any("none of its lines is left" in p for p in proof.problems)
 
 
 def test_the_local_version_never_says_cpu(the_pin):

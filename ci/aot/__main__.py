@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ci import envs, pin
 from ci.aot import AotError, Manifest, compile_list, lists, verify_manifest
 from ci.aot.table import resource_table
+from ci.errors import StackError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the folder to make or to look at")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--cache", type=Path, help="keep Triton's cache here for the next run")
-    parser.add_argument("--python", default=sys.executable, help="interpreter to compile with")
+    parser.add_argument("--python", help="interpreter to compile with (default: build.sh's own)")
     parser.add_argument("--table", action="store_true", help="print the resource table")
     parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.add_argument(
@@ -39,6 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not options.verify and not (options.tree and options.arch and options.list):
         parser.error("--tree, --arch and --list are needed (or --verify)")
+    try:
+        envs.reexec_in_tools("ci.aot", sys.argv[1:] if argv is None else argv)
+        if not options.verify and not options.python:
+            options.python = str(envs.ensure_env(pin.load(), options.tree))
+    except StackError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     count = 0
 
     def progress(name: str) -> None:

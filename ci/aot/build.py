@@ -18,13 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci import codeobjects
+from ci import codeobjects, paths
 from ci.aot import lists
 from ci.aot.model import MANIFEST_NAME, AotError, KernelObject, Manifest, valid_arch
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent.parent
-_STAND_IN = _HERE / "_fake_amdsmi"
 
 # Where the code lies inside the wheel, below the package ``vllm``: data of that package, found at
 # run time through the package's own path, one folder an architecture so that a multi-architecture
@@ -261,7 +260,7 @@ def _environment(tree: Path, arch: str, scratch: Path, cache: Path | None) -> di
     return {
         **kept,
         **_ENVIRONMENT,
-        "PYTHONPATH": os.pathsep.join(map(str, (metadata, _STAND_IN, tree, _ROOT))),
+        "PYTHONPATH": os.pathsep.join(map(str, (metadata, paths.STANDIN, tree, _ROOT))),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TRITON_CACHE_DIR": str((cache or scratch / "cache").resolve()),

@@ -10,13 +10,15 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ci.errors import StackError
+
 SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
 _ID = re.compile(r"[0-9a-f]{32}\Z")
 _ARCH = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}\Z")
 
 
-class AotError(Exception):
+class AotError(StackError):
     """Kernels could not be compiled, or a manifest cannot be trusted; the text says why."""
 
 
