@@ -95,10 +95,9 @@ def switches_table(series: Series, table: Sequence[Family]) -> str:
     """Return the README's table of switches."""
     rows = ["| family | patches | off | |", "|---|---|---|---|"]
     for family in table:
-        names = family.patches(series)
-        if names:
+        if family.patches(series):
             off = " ".join(f"`{k}={v}`" for k, v in family.env.items()) or "leave it out"
-            listed = ", ".join(f"`{name}`" for name in names)
+            listed = ", ".join(f"`{pattern}`" for pattern in family.patterns)
             rows.append(f"| {family.name} | {listed} | {off} | {family.about} |")
     return "\n".join(rows)
 

@@ -10,10 +10,12 @@ prefixes   the series cut after a patch: that patch's plan, and the plans of the
            before it that share a file of upstream with it
 
 ``--sample N`` judges N cells of each kind, chosen by the hash of the set, so that every
-change of the series turns to other ones and a run can be repeated; that all patches apply
-with what they declare is always looked at, it costs nothing.
+change of the series turns to other ones and a run can be repeated, and a cut then runs its
+last patch's plan alone; that all patches apply with what they declare is always looked at,
+it costs nothing.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -95,11 +97,14 @@ class VllmBench:
             return self._imports(cell)
         if stage == "lint":
             return verify.lint(self.pin, Series((cell.focus,)), self.root)
-        commands = [
-            verify.parse_command(p.name, line)
-            for p in (cell.focus, *cell.plans)
-            for line in p.test_plan
-        ]
+        try:
+            commands = [
+                verify.parse_command(p.name, line)
+                for p in (cell.focus, *cell.plans)
+                for line in p.test_plan
+            ]
+        except StackError as error:
+            return [str(error)]
         python = envs.ensure_env(self.pin, self.root)
         problems, outcomes = verify.run_commands(commands, self.root, python, self.jobs)
         self.outcomes += outcomes
@@ -290,11 +295,25 @@ def verify_each(bench: Bench, series: Series, names: Sequence[str], stages: Sequ
     return found
 
 
-def verify_prefixes(bench: Bench, series: Series, names: Sequence[str]) -> list[str]:
-    """Judge the series cut after patches; return one text a cut that does not work."""
+def verify_prefixes(
+    bench: Bench, series: Series, names: Sequence[str], sharing: bool = True
+) -> list[str]:
+    """Judge the series cut after patches.
+
+    Args:
+        bench: Where.
+        series: The whole series.
+        names: The patches to cut after.
+        sharing: Run the plans of the patches that share a file with the last one, too.
+
+    Returns:
+        One text a cut that does not work.
+    """
     found = []
     for name in names:
         cell = prefix_cell(series, name)
+        if not sharing:
+            cell = dataclasses.replace(cell, plans=())
         stage, problems = failing_stage(bench, cell)
         print(f"{'FAILED' if stage else 'ok    '} {cell.name}{f': {stage}' if stage else ''}",
               flush=True)  # fmt: skip
@@ -339,5 +358,5 @@ def run(
         )
         problems += verify_each(bench, series, names, STAGES)
     if prefixes:
-        problems += verify_prefixes(bench, series, chosen("prefixes"))
+        problems += verify_prefixes(bench, series, chosen("prefixes"), sharing=count is None)
     return problems, bench.outcomes

@@ -28,7 +28,7 @@ from ci.pin import Pin
 FILL_IN = "FILL IN"
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 # What only exists in this stack: its name, and what its stand-in for amdsmi reads.
-_OURS = re.compile(r"hipstack|\bFAKE_[A-Z]+\b", re.I)
+_OURS = re.compile(r"(?i:hipstack)|\bFAKE_[A-Z]+\b")
 _SPDX = "# SPDX-License-Identifier: Apache-2.0"
 _NOBODY = re.compile(r"@(?:[\w.-]*\.)?(?:example(?:\.\w+)?|invalid|localhost)$|\.invalid$", re.I)
 
@@ -85,9 +85,7 @@ def commands(patch: Patch) -> list[str]:
     """Return the test plan without what only this stack's stand-in reads."""
     found = []
     for line in patch.test_plan:
-        command = verify.parse_command(patch.name, line)
-        env = tuple((k, v) for k, v in command.env if not k.startswith("FAKE_"))
-        text = verify.Command(patch.name, command.words, env).text
+        text = re.sub(r"(?:^|(?<=\s))FAKE_[A-Z]+=\S* *", "", line)
         if text not in found:
             found.append(text)
     return found

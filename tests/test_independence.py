@@ -155,6 +155,19 @@ def test_a_prefix_runs_the_plans_of_patches_that_share_a_file():
     assert prefix_cell(series, "core/other").plans == ()
 
 
+def test_a_sampled_prefix_runs_its_last_plan_alone():
+    series = make_series(FIRST, FAR)
+    seen = []
+
+    def rule(cell, stage):
+        seen.append([p.name for p in cell.plans])
+        return []
+
+    independence.verify_prefixes(FakeBench(rule), series, ["core/far"])
+    independence.verify_prefixes(FakeBench(rule), series, ["core/far"], sharing=False)
+    assert seen == [["core/first"]] * 4 + [[]] * 4
+
+
 def test_a_prefix_that_does_not_work_is_named():
     series = series_of("core/a", "core/b", "core/c")
     bench = FakeBench(

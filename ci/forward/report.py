@@ -149,6 +149,7 @@ def _patch_data(outcome: Outcome) -> dict[str, Any]:
         "forwarded": attempt.patch.fields.get("Forwarded", ""),
         "obsolete_when": " ".join(attempt.patch.fields.get("Obsolete-When", "").split()),
         "upstream_has": [list(item) for item in attempt.evidence.found],
+        "upstream_lacks": list(attempt.evidence.absent),
         "upstream_has_partly": [list(item) for item in attempt.evidence.partly],
         "conflicts": [
             {
@@ -188,26 +189,37 @@ def as_markdown(data: dict[str, Any]) -> str:
         f"({pin['commit'][:12]}) to {target['name']} ({target['origin']}). "
         f"Set `{data['set_hash'][:12]}`, {len(data['patches'])} patches.",
         "",
-        "| patch | verdict | conflicts | breaks | changed | to look at |",
-        "|---|---|---|---|---|---|",
+        "| patch | verdict | conflicts | breaks | changed | to look at | upstream has |",
+        "|---|---|---|---|---|---|---|",
     ]
     for patch in data["patches"]:
         levels = [f["level"] for f in patch["findings"]]
         counts = [levels.count(x) for x in (reliance.BREAKS, reliance.CHANGED, reliance.LOOK)]
         lines.append(
             f"| `{patch['name']}` | {patch['verdict']} | {len(patch['conflicts'])} | "
-            f"{counts[0]} | {counts[1]} | {counts[2]} |"
+            f"{counts[0]} | {counts[1]} | {counts[2]} | {_share(patch)} |"
         )
     lines += [
         "",
         "*Breaks*: will fail as it is. *Changed*: a signature, default, field or value is "
-        "another. *To look at*: the code behind a name changed, what it promises did not.",
+        "another. *To look at*: the code behind a name changed, what it promises did not. "
+        "*Upstream has*: functions, or what stands outside of them, that are there already or "
+        "in part, of all that the patch changes outside of tests.",
         "",
     ]
     for patch in data["patches"]:
         lines += _patch_markdown(patch)
     lines += _tables_markdown(data)
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _share(patch: dict[str, Any]) -> str:
+    found, partly = len(patch["upstream_has"]), len(patch["upstream_has_partly"])
+    whole = found + partly + len(patch["upstream_lacks"])
+    if not found + partly:
+        return "-"
+    part = f", {partly} in part" if partly else ""
+    return f"{found} of {whole}{part}"
 
 
 def _patch_markdown(patch: dict[str, Any]) -> list[str]:
