@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ci.errors import StackError
@@ -31,6 +32,12 @@ _FORMAT = (
     "--encode-email-headers", "--quiet", "-O/dev/null", "--no-base", "--no-cover-letter", "--no-to",
     "--no-cc", "--no-add-header",
 )  # fmt: skip
+# As a mailing list or a pull request wants it: real commit ids, numbered, with statistics.
+FORMAT_UPSTREAM = (
+    "format-patch", "--full-index", "--no-signature", "--no-renames", "--no-ext-diff",
+    "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/", "--no-base",
+    "--no-cover-letter", "--no-to", "--no-cc", "--no-add-header", "--quiet",
+)  # fmt: skip
 _WHO = {
     "GIT_AUTHOR_NAME": "hipstack contributors",
     "GIT_AUTHOR_EMAIL": "hipstack@example.invalid",
@@ -43,7 +50,13 @@ _WHO = {
 _BASE_DATE = "2026-10-04T00:00:00+0000"
 
 
-def git(tree: Path, *arguments: str, data: bytes | None = None, who: bool = True) -> str:
+def git(
+    tree: Path,
+    *arguments: str,
+    data: bytes | None = None,
+    who: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> str:
     """Run git in a tree, its output settings pinned.
 
     Args:
@@ -51,6 +64,7 @@ def git(tree: Path, *arguments: str, data: bytes | None = None, who: bool = True
         arguments: What follows ``git``.
         data: Standard input.
         who: Author and commit as the stack; otherwise as the user's configuration says.
+        env: Variables on top, such as another author.
 
     Returns:
         What it printed.
@@ -61,7 +75,7 @@ def git(tree: Path, *arguments: str, data: bytes | None = None, who: bool = True
     return run(
         ["git", *_STABLE, *arguments],
         cwd=tree,
-        env=_WHO if who else {"LC_ALL": "C"},
+        env={**(_WHO if who else {"LC_ALL": "C"}), **(env or {})},
         input_bytes=data,
         what=f"git {arguments[0]}",
     )

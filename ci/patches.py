@@ -115,6 +115,12 @@ class Patch:
         lines = self.fields.get("Test-Plan", "").splitlines()
         return tuple(line.strip() for line in lines if line.strip())
 
+    @property
+    def diff(self) -> str:
+        """The patch below its header, empty when there is none."""
+        diff = _DIFF.search(self.data)
+        return self.data[diff.start() :].decode("utf-8") if diff else ""
+
     @cached_property
     def changes(self) -> tuple[FileChange, ...]:
         """What it does, file by file.

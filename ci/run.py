@@ -34,8 +34,8 @@ def run(
         Its standard output and standard error together.
 
     Raises:
-        StackError: It is not installed or exits non-zero; the message carries the last
-            line that it printed.
+        StackError: It is not installed or exits non-zero; the message carries the first
+            line that it printed as an error, or its last one.
     """
     try:
         result = subprocess.run(
@@ -59,8 +59,14 @@ def run(
     if result.returncode != 0:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         raise StackError(
-            f"{what or command[0]} failed ({result.returncode}): "
-            f"{lines[-1] if lines else 'no output'}",
+            f"{what or command[0]} failed ({result.returncode}): {_reason(lines)}",
             hint,
         )
     return output
+
+
+def _reason(lines: list[str]) -> str:
+    """Return the line that says why: git puts advice below its errors."""
+    return next(
+        (x for x in lines if x.startswith(("error: ", "fatal: "))), (lines or ["no output"])[-1]
+    )

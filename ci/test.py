@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if not args.quick:
         steps.append(("vLLM's tree", [python, "-m", "ci.verify"]))
+        sample = ["--each", "--prefixes", "--sample", "1"]
+        steps.append(("patches alone and cuts, a sample", [python, "-m", "ci.verify", *sample]))
     failed = 0
     total = {"passed": 0, "failed": 0, "skipped": 0, "error": 0}
     for title, words in steps:

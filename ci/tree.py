@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from ci.errors import StackError
-from ci.patches import Series
+from ci.patches import Patch, Series
 from ci.paths import PATCHES, QUILTRC, SERIES_FILE
 from ci.run import run
 
@@ -84,3 +84,27 @@ def apply(tree: Path, series: Series, scratch: Path) -> None:
                 "refresh it: python -m ci.stack check writes the corrected file",
             )
     shutil.rmtree(tree / ".pc", ignore_errors=True)
+
+
+def apply_with_offset(tree: Path, patch: Patch) -> None:
+    """Apply one patch with git, which allows an offset and no fuzz.
+
+    Args:
+        tree: The tree; it is changed, or left as it was when the patch does not fit.
+        patch: The patch.
+
+    Raises:
+        StackError: It does not apply; the message begins with its name.
+    """
+    # git must not take the tree for a part of a repository that it lies in.
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent), "LC_ALL": "C"}
+    try:
+        run(
+            ["git", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn", "-"],
+            cwd=tree,
+            env=ceiling,
+            input_bytes=patch.data,
+            what="git apply",
+        )
+    except StackError as error:
+        raise StackError(f"{patch.name} does not apply: {error}") from None

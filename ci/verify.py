@@ -14,10 +14,11 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,9 @@ def upstream_commands(path: Path = UPSTREAM_TESTS) -> list[Command]:
     return commands
 
 
-def make_tree(pin_: Pin, series: Series, destination: Path, origin: str = "sdist") -> None:
+def make_tree(
+    pin_: Pin, series: Series, destination: Path, origin: str = "sdist", exact: bool = True
+) -> None:
     """Make a patched tree that can be imported in place.
 
     Args:
@@ -113,11 +116,20 @@ def make_tree(pin_: Pin, series: Series, destination: Path, origin: str = "sdist
         series: The patches.
         destination: Where; an older tree there is replaced.
         origin: Where the pristine source comes from.
+        exact: Refuse offsets; a selection of the series has them where a patch that is
+            left out adds lines higher up in the same file.
+
+    Raises:
+        StackError: A patch does not apply; the message begins with its name.
     """
     gitstack.remove_tree(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     gitstack.copy_tree(check.pristine(pin_, origin), destination)
-    tree.apply(destination, series, destination.parent / f"{destination.name}-patches")
+    if exact:
+        tree.apply(destination, series, destination.parent / f"{destination.name}-patches")
+    else:
+        for patch in series:
+            tree.apply_with_offset(destination, patch)
     version = pin_.version
     numbers = ", ".join(version.split("."))
     (destination / "vllm" / "_version.py").write_text(
@@ -128,25 +140,67 @@ def make_tree(pin_: Pin, series: Series, destination: Path, origin: str = "sdist
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
-def run_command(command: Command, root: Path, python: Path) -> Outcome:
-    """Run one command of a plan in a tree made by :func:`make_tree`."""
+def change_tree(pin_: Pin, old: Series, new: Series, root: Path, origin: str = "sdist") -> None:
+    """Turn a tree of :func:`make_tree` into that of another selection of patches.
+
+    Only the files that patches touch are written, which is much quicker than a new tree.
+
+    Args:
+        pin_: The pin.
+        old: The patches in the tree.
+        new: The patches that shall be in it.
+        root: The tree.
+        origin: Where the pristine source comes from.
+
+    Raises:
+        StackError: A patch does not apply; the tree has to be made anew then.
+    """
+    base = check.pristine(pin_, origin)
+    for path in sorted({c.path for patch in old for c in patch.changes}, reverse=True):
+        file, before = root / path, base / path
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+            compiled.unlink()
+        file.unlink(missing_ok=True)
+        if before.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(before, file)
+        elif not (base / path).parent.is_dir():
+            # An empty folder would still be a package to Python.
+            shutil.rmtree(file.parent, ignore_errors=True)
+    for patch in new:
+        tree.apply_with_offset(root, patch)
+
+
+def environment(root: Path, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables under which a tree runs on a machine without a GPU.
+
+    Args:
+        root: The tree.
+        own: What the command itself sets; where it names a target device, the stand-in
+            for an AMD GPU is left out.
+    """
     env = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("VLLM_", "TRITON_", "FAKE_", "HIP_", "HSA_"))
     }
     folders = [str(root), str(paths.ROOT)]
-    if "VLLM_TARGET_DEVICE" not in dict(command.env):
+    if "VLLM_TARGET_DEVICE" not in own:
         # vLLM believes the stand-in; a command that names its platform goes without.
         folders.insert(1, str(paths.STANDIN))
         env |= {"FAKE_GFX": "gfx1201", "HIP_VISIBLE_DEVICES": ""}
-    env |= {
+    return env | {
         "PYTHONPATH": os.pathsep.join(folders),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": "1",
-        **dict(command.env),
+        **own,
     }
+
+
+def run_command(command: Command, root: Path, python: Path) -> Outcome:
+    """Run one command of a plan in a tree made by :func:`make_tree`."""
+    env = environment(root, dict(command.env))
     words = [str(python), "-m", "pytest", "-p", "ci.vllm_pytest", "-p", "no:cacheprovider", "-ra"]
     begin = time.monotonic()
     result = subprocess.run(
@@ -205,9 +259,20 @@ def verify(
     Returns:
         Problems, and how each command ended.
     """
-    python = envs.ensure_env(pin_, root)
     problems = lint(pin_, series, root)
-    outcomes = []
+    failed, outcomes = run_commands(commands, root, envs.ensure_env(pin_, root), jobs)
+    return problems + failed, outcomes
+
+
+def run_commands(
+    commands: Sequence[Command], root: Path, python: Path, jobs: int
+) -> tuple[list[str], list[Outcome]]:
+    """Run commands in a tree, several at a time, and print how each ended.
+
+    Returns:
+        Problems, and how each command ended.
+    """
+    problems, outcomes = [], []
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         for outcome in pool.map(lambda c: run_command(c, root, python), commands):
             outcomes.append(outcome)
@@ -233,11 +298,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="PATCH", help="only this patch's plan")
     parser.add_argument("--no-upstream", action="store_true", help="leave vLLM's own tests out")
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
+    parser.add_argument(
+        "--each", action="store_true",
+        help="instead: each patch with only what it declares to depend on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prefixes", action="store_true", help="instead: the series cut after each patch"
+    )
+    parser.add_argument(
+        "--sample", type=int, metavar="N",
+        help="with these two: N patches, chosen by the hash of the set, instead of all",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     try:
         envs.reexec_in_tools("ci.verify", sys.argv[1:] if argv is None else argv)
         pin_ = pin.load(args.pin)
         series = patches.load().until(args.until)
+        if args.each or args.prefixes:
+            from ci import independence
+
+            problems, outcomes = independence.run(
+                pin_, series, args.source, args.jobs, args.each, args.prefixes,
+                args.sample, args.only,
+            )  # fmt: skip
+            return _report(problems, outcomes)
         chosen = [series.get(args.only)] if args.only else list(series)
         commands = [parse_command(p.name, line) for p in chosen for line in p.test_plan]
         if not args.no_upstream and not args.only:
@@ -248,6 +332,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StackError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return _report(problems, outcomes)
+
+
+def _report(problems: Sequence[str], outcomes: Sequence[Outcome]) -> int:
+    """Print problems and totals; return the exit code."""
     for problem in problems:
         print(f"\n--- {problem}", file=sys.stderr)
     total = {"passed": 0, "failed": 0, "skipped": 0}
