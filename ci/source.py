@@ -138,7 +138,12 @@ def index_url() -> str | None:
     return result.stdout.strip() or None if result.returncode == 0 else None
 
 
-def _unpack(sdist: Path, pin: Pin, into: Path) -> Path:
+def unpack(sdist: Path, into: Path) -> None:
+    """Unpack an sdist into a folder.
+
+    Raises:
+        StackError: It is damaged, or holds links or paths that leave the folder.
+    """
     if not hasattr(tarfile, "data_filter"):
         raise StackError("this Python cannot unpack archives safely", "3.10.12, 3.11.4 or later")
     try:
