@@ -40,8 +40,12 @@ HIPSTACK_ENV_DIR move that folder and the Python environments in it.
 # trees 0.6 GB, the rest small.
 NEEDED_BYTES = 4_000_000_000
 WHEEL_BYTES = 64_000_000
-# The lists of ci/aot/lists whose kernels every wheel carries.
-KERNEL_LISTS = ("unified_attention",)
+# The lists of ci/aot/lists whose kernels every wheel carries, with the file that a tree must
+# have for them: `--until` may leave out the patch that brings it.
+KERNEL_LISTS = {
+    "unified_attention": "vllm/v1/attention/ops/triton_unified_attention.py",
+    "segmented_attention": "vllm/model_executor/warmup/rocm_segmented_attn_warmup.py",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Plan:
     out: Path
     version: str
     wheel: str
+    models: tuple[Any, ...] = ()
 
     def describe(self) -> str:
         """Return the plan as text."""
@@ -69,7 +74,8 @@ class Plan:
             + "".join(f"              {name}\n" for name in self.series.names)
             + f"arches        {len(self.arches)}\n{cards}\n"
             f"extensions    {self.extensions.mode}: {self.extensions.reason}\n"
-            f"makes         {self.out}/{self.wheel}\n"
+            + "".join(f"kernels for   {model.describe()}\n" for model in self.models)
+            + f"makes         {self.out}/{self.wheel}\n"
             f"              {self.out}/{stem}.build.json\n"
             f"              {self.out}/{stem}.cdx.json\n"
             f"              {self.out}/SHA256SUMS"
@@ -97,6 +103,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--source", default="sdist", metavar="WHAT",
         help="sdist (package index, default), git (clone), or a path to an sdist or tree",
     )  # fmt: skip
+    parser.add_argument(
+        "--model-config", action="append", default=[], metavar="CONFIG[:OPTIONS]",
+        help="also compile attention kernels for this model's config.json; options by colons: "
+        "tp=1,2 kv=auto,fp8 page=16,1056; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--until", metavar="PATCH", help="apply the series only up to this patch")
     parser.add_argument("--pin", help="which pin of vllm-src/pin.toml (default: the current)")
     parser.add_argument("--jobs", type=int, help="compile jobs (default: by CPUs and memory)")
@@ -113,6 +124,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         StackError: The command line or the machine does not allow it.
     """
     from ci import extensions, patches, wheel
+    from ci.aot import AotError, models
 
     if not args.arch:
         raise StackError("--arch is missing", "--arch gfx1201, or --arch list")
@@ -129,6 +141,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     source = args.source
     if source not in ("sdist", "git"):
         source = str((cwd / source).resolve())
+    try:
+        chosen = tuple(models.from_argument(text, cwd) for text in args.model_config)
+    except AotError as error:
+        raise StackError(f"--model-config: {error}") from None
     out = paths.DIST if args.out == "dist" else (cwd / args.out).resolve()
     return Plan(
         pin=the_pin,
@@ -140,6 +156,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         out=out,
         version=version,
         wheel=f"vllm-{version}-{tag}-{tag}-linux_{os.uname().machine}.whl",
+        models=chosen,
     )
 
 
@@ -202,6 +219,7 @@ def inputs_hash(plan: Plan, env_python: Path) -> str:
     facts = [
         plan.pin.tree_sha256, plan.series.set_hash, plan.version, plan.wheel,
         plan.extensions.mode, plan.extensions.reason, plan.extensions.hip,
+        repr(plan.models),
         source.sha256(plan.extensions.wheel) if plan.extensions.wheel else "",
         (env_python.parent.parent / ".hipstack-stamp").read_text(),
     ]  # fmt: skip
@@ -276,6 +294,8 @@ class Kernels:
     folder: Path
     objects: tuple[dict[str, Any], ...]
     manifest_sha256: str
+    lists: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -285,7 +305,8 @@ class Kernels:
     def record(self) -> dict[str, Any]:
         """Return what the build record says about them."""
         return {
-            "lists": list(KERNEL_LISTS),
+            "lists": list(self.lists),
+            "models": list(self.models),
             "code_objects": len(self.objects),
             "bytes": self.size,
             "manifest_sha256": self.manifest_sha256,
@@ -298,20 +319,48 @@ def compile_kernels(
     """Compile the kernel lists for the plan's architectures, or reuse what fits."""
     from ci import aot, source
 
+    names = [name for name, file in KERNEL_LISTS.items() if (patched / file).is_file()]
     digest = hashlib.sha256()
     for path in sorted((paths.ROOT / "ci" / "aot").rglob("*.py")):
         digest.update(path.read_bytes())
-    digest.update("\0".join([*KERNEL_LISTS, *plan.arches, plan.series.set_hash]).encode())
+    digest.update("\0".join([*names, *plan.arches, plan.series.set_hash]).encode())
+    digest.update(repr(plan.models).encode())
     digest.update((env_python.parent.parent / ".hipstack-stamp").read_bytes())
     folder = paths.BUILD / f"kernels-{digest.hexdigest()[:16]}"
+    lists = list(names)
+    if plan.models:
+        if "segmented_attention" not in names:
+            raise StackError("--model-config needs the patches up to attention/segmented-warmup")
+        lists.append(str(write_model_list(plan.models)))
     if not (folder / "manifest.json").is_file() or aot.verify_manifest(folder):
         aot.compile_list(
-            patched, KERNEL_LISTS, plan.arches, folder, jobs,
+            patched, lists, plan.arches, folder, jobs,
             cache=paths.BUILD / "triton-cache", python=str(env_python),
             progress=progress,
         )  # fmt: skip
     manifest = json.loads((folder / "manifest.json").read_text())
-    return Kernels(folder, tuple(manifest["objects"]), source.sha256(folder / "manifest.json"))
+    return Kernels(
+        folder,
+        tuple(manifest["objects"]),
+        source.sha256(folder / "manifest.json"),
+        tuple(names),
+        tuple(model.describe() for model in plan.models),
+    )
+
+
+def write_model_list(models: Sequence[Any]) -> Path:
+    """Write the kernel list of models that the command line named; return its path."""
+    text = f"""\
+from ci.aot.lists.segmented_attention import kernel_list
+from ci.aot.models import Model
+
+LIST = kernel_list("command_line", {tuple(models)!r})
+"""
+    folder = paths.BUILD / "lists"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"models_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    path.write_text(text)
+    return path
 
 
 def build(plan: Plan, jobs: int, steps: Steps) -> Path:

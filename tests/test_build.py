@@ -58,6 +58,27 @@ def test_a_dry_run_prints_the_whole_plan_and_makes_nothing(tmp_path):
     assert not out.exists()
 
 
+def test_a_model_of_ones_own(tmp_path):
+    """It is in the plan, and becomes a kernel list that loads; nonsense is refused at once."""
+    from ci.aot import lists, models
+
+    (tmp_path / "My-7B").mkdir()
+    config = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    (tmp_path / "My-7B" / "config.json").write_text(json.dumps(config))
+    text = f"{tmp_path}/My-7B/config.json:tp=1,2:kv=auto,fp8"
+    command = ("--arch", "gfx1201", "--dry-run", "--extensions", "none", "--model-config")
+    result = run(*command, text)
+    assert result.returncode == 0, result.stderr
+    assert "my-7b: 28/4 heads of 128, window all, tp 1,2, page 16, kv auto,fp8" in result.stdout
+    refused = run(*command, f"{text}:seqs=8")
+    assert refused.returncode != 0
+    assert "error: --model-config: 'seqs=8'" in refused.stderr
+
+    kernels, _ = lists.load(str(build.write_model_list((models.from_argument(text),))))
+    names = [variant.name for variant in kernels.variants("gfx1201")]
+    assert names == ["my-7b", "my-7b-kvfp8", "my-7b-tp2", "my-7b-tp2-kvfp8"]
+
+
 def test_a_dry_run_until_a_patch():
     first = patches.load().names[0]
     result = run("--arch", "gfx1201", "--dry-run", "--extensions", "none", "--until", first)

@@ -12,7 +12,8 @@ from typing import Any
 
 from ci.errors import StackError
 
-SCHEMA = 1
+# Version 2: attributes are complete, so that a loader can compute Triton's hash.
+SCHEMA = 2
 MANIFEST_NAME = "manifest.json"
 _ID = re.compile(r"[0-9a-f]{32}\Z")
 _ARCH = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}\Z")
@@ -111,7 +112,8 @@ class KernelObject:
         options: Compile options; library paths are replaced by the libraries' sha256.
         signature: Argument name to type.
         constexprs: Argument name to compile-time value.
-        attrs: Argument name to attributes (divisibility, pointer range).
+        attrs: Argument name to attributes (divisibility, pointer range), without those that
+            Triton was told not to look at.
         metadata: What a launcher needs besides: symbol name, shared memory and such.
         sha256: Of the file.
         size: Of the file, in bytes.

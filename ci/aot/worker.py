@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -129,11 +130,7 @@ def _describe(
         options=options,
         signature=_plain(source.signature),
         constexprs=constexprs,
-        attrs={
-            _argument(path, arguments): _plain(value)
-            for path, value in source.attrs.items()
-            if value
-        },
+        attrs={_argument(path, arguments): _plain(value) for path, value in source.attrs.items()},
         metadata={
             key: value
             for key, value in metadata.items()
@@ -149,7 +146,28 @@ def _describe(
         ),
         variants=(label,),
     )
-    return replace(item, id=item.identity(triton, environment)), code
+    item = replace(item, id=item.identity(triton, environment))
+    _require_loadable(item, environment, metadata["hash"], label)
+    return item, code
+
+
+def _require_loadable(
+    item: KernelObject, environment: dict[str, str], key: str, label: str
+) -> None:
+    """Check that the tree's own loader takes the object for what it is, if it has one."""
+    if importlib.util.find_spec("vllm.hipstack") is None:
+        return
+    try:
+        loader = importlib.import_module("vllm.hipstack.prebuilt")
+    except ModuleNotFoundError:
+        return
+    compiler = importlib.import_module("triton.compiler.compiler")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget(**item.target)
+    backend = compiler.make_backend(target)
+    entry = json.loads(json.dumps(item.to_json()))
+    source, options = loader.source_of(entry), loader.options_of(entry, backend)
+    if loader.cache_key(source, options, backend, environment) != key:
+        raise AotError(f"{label}: the tree's loader computes another hash than Triton")
 
 
 def _plain(value: Any) -> Any:

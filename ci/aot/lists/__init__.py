@@ -2,8 +2,8 @@
 
 A list is a module of this package (or a Python file given by path) with a global ``LIST`` of type
 :class:`ci.aot.model.KernelList`. It says what to launch and for which shapes; it must import
-nothing but the standard library and :mod:`ci.aot.model` at its top, as torch and vLLM are there
-only inside ``launch``.
+nothing but the standard library, :mod:`ci.aot.model` and :mod:`ci.aot.models` at its top, as
+torch and vLLM are there only inside ``launch``.
 """
 
 from __future__ import annotations
