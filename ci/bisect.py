@@ -300,7 +300,6 @@ class Runner:
             env = dict(os.environ)
             own = [str(self.root), env.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(p for p in own if p)
-        env.pop("HIPSTACK_IN_TOOLS", None)
         return env | dict(extra)
 
     def _installed(self) -> tuple[str, str]:

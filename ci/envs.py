@@ -122,10 +122,9 @@ def reexec_in_tools(module: str, arguments: Sequence[str]) -> None:
     """
     if _tools_present():
         return
+    if Path(sys.prefix).resolve() == (ENVS / "tools").resolve():
+        raise StackError(f"{sys.prefix} lacks packages of its own", f"rm -r {sys.prefix}")
     python = str(ensure_tools())
-    if os.environ.get("HIPSTACK_IN_TOOLS") == python:
-        raise StackError(f"{python} lacks packages of its own", "remove build/tools")
-    os.environ["HIPSTACK_IN_TOOLS"] = python
     sys.stdout.flush()
     os.execv(python, [python, "-m", module, *arguments])
 
