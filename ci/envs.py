@@ -187,6 +187,8 @@ def ensure_env(pin: Pin, tree: Path) -> Path:
         StackError: A package cannot be had.
     """
     common = tree / "requirements" / "common.txt"
+    if not common.is_file():
+        raise StackError(f"{tree} is no source tree of vLLM: it has no requirements/common.txt")
     wanted = [
         *torch_requirement(pin.torch),
         f"triton=={pin.triton}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         envs.reexec_in_tools("ci.aot", sys.argv[1:] if argv is None else argv)
         if not options.verify and not options.python:
-            options.python = str(envs.ensure_env(pin.load(), options.tree))
+            here = importlib.util.find_spec("triton") is not None
+            options.python = (
+                sys.executable if here else str(envs.ensure_env(pin.load(), options.tree))
+            )
     except StackError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
