@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("tests of the stack and its build", [python, "-m", "pytest", *quiet, *marks, "tests"]),
     ]
     if not args.quick:
-        steps.append(("vLLM's tree", [python, "-m", "ci.verify", "--jobs", "1"]))
+        steps.append(("vLLM's tree", [python, "-m", "ci.verify"]))
         sample = ["--each", "--prefixes", "--sample", "1"]
         steps.append(("patches alone and cuts, a sample", [python, "-m", "ci.verify", *sample]))
     failed = 0
