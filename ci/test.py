@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ci import check, envs, paths, pin, tree
 from ci.errors import StackError
 
-_BESIDE = ("vLLM's tree", "patches alone and cuts, a sample")
+_BESIDE = ("vLLM's tree",)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -68,8 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if not args.quick:
         steps.append(("vLLM's tree", [python, "-m", "ci.verify"]))
-        sample = ["--each", "--prefixes", "--sample", "1"]
-        steps.append(("patches alone and cuts, a sample", [python, "-m", "ci.verify", *sample]))
     failed = 0
     with ThreadPoolExecutor(2) as pool:
         # One process of pytest leaves a core idle: what works on vLLM's tree runs beside it.
