@@ -6,4 +6,7 @@ if ! command -v python3 >/dev/null; then
   echo "error: python3 is not installed (try: apt-get install -y python3 python3-venv git g++)" >&2
   exit 1
 fi
-HIPSTACK_CWD="$PWD" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m ci.build "$@"
+# python3 -m looks into the current folder first, which may have a `ci` of its own.
+export HIPSTACK_CWD=$PWD
+cd "$root"
+exec python3 -m ci.build "$@"
