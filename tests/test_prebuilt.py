@@ -21,7 +21,7 @@ from ci.aot.build import compile_list
 from ci.aot.lists import segmented_attention
 from ci.aot.models import MODELS, Model, from_argument
 
-STAND_IN = paths.ROOT / "ci" / "aot" / "_fake_amdsmi"
+STAND_IN = paths.STANDIN
 LIST = """
 from ci.aot.lists import segmented_attention as full
 
