@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci import envs, patches, paths, pin, toml, verify
-from ci.errors import StackError
+from ci.errors import StackError, guarded
 from ci.patches import Series
 from ci.pin import Pin
 
@@ -108,7 +108,7 @@ def without(series: Series, names: Sequence[str]) -> Series:
     for patch in series:
         if gone.intersection(patch.depends):
             gone.add(patch.name)
-    return Series(tuple(p for p in series if p.name not in gone))
+    return series.only(set(series.names) - gone)
 
 
 @dataclass(frozen=True)
@@ -418,10 +418,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pin", help="which pin (default: the current)")
     parser.add_argument("--source", default="sdist", help="of the pin: sdist, git or a path")
     args = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         if not args.words and not args.switches:
             raise StackError("there is no command", "python3 -m ci.bisect -- COMMAND")
-        re.compile(args.match)
+        try:
+            re.compile(args.match)
+        except re.error as error:
+            raise StackError(f"--match: {error}") from None
         envs.reexec_in_tools("ci.bisect", sys.argv[1:] if argv is None else argv)
         series, table = patches.load(), families()
         if args.switches:
@@ -438,12 +442,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             verdict = by_family(series, table, trial, args.drop, say)
         print(f"\n{verdict.text}\noutput of every run: {trial.root.parent}/run-*.log")
         return 0
-    except re.error as error:
-        print(f"error: --match: {error}", file=sys.stderr)
-        return 1
-    except StackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+
+    return guarded(work)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from ci.patches import FileChange, Patch, Series
 from ci.paths import AREAS_FILE, BUILD
 from ci.pin import Pin
 
+_verified: set[tuple[Path, str]] = set()
+
 
 @dataclass(frozen=True)
 class Area:
@@ -155,7 +157,7 @@ def touched_table(series: Series) -> str:
 
 
 def pristine(pin: Pin, origin: str = "sdist", build: Path = BUILD) -> Path:
-    """Return a verified pristine tree, made once and kept.
+    """Return a pristine tree, made once and kept, verified once a process.
 
     Args:
         pin: The pin.
@@ -166,6 +168,8 @@ def pristine(pin: Pin, origin: str = "sdist", build: Path = BUILD) -> Path:
         Its path; do not write to it.
     """
     path = build / f"pristine-{pin.version}-{pin.tree_sha256[:12]}"
+    if (path, origin) in _verified and path.is_dir():
+        return path
     if origin not in ("sdist", "git"):
         # What the user names is judged, even where the result would be the same.
         with tempfile.TemporaryDirectory(prefix="hipstack-source-") as scratch:
@@ -174,6 +178,7 @@ def pristine(pin: Pin, origin: str = "sdist", build: Path = BUILD) -> Path:
         gitstack.remove_tree(path)
     if not path.is_dir():
         source.prepare(pin, path, origin)
+    _verified.add((path, origin))
     return path
 
 

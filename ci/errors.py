@@ -1,5 +1,8 @@
 """The one exception that users see as a single clear line."""
 
+import sys
+from collections.abc import Callable
+
 
 class StackError(Exception):
     """Something a user can act on; the command line prints it as one line.
@@ -16,3 +19,12 @@ class StackError(Exception):
     def __str__(self) -> str:
         text = " ".join(str(self.args[0]).split())
         return f"{text} (try: {self.hint})" if self.hint else text
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Carry out a command line's work; a StackError becomes one line and exit code 1."""
+    try:
+        return work()
+    except StackError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

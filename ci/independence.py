@@ -9,20 +9,22 @@ each       a patch with only the patches that it ``Depends:`` on; when the same 
 prefixes   the series cut after a patch: that patch's plan, and the plans of the patches
            before it that share a file of upstream with it
 
-``--sample N`` judges N cells of each kind, chosen by the hash of the set, so that every
-change of the series turns to other ones and a run can be repeated, and a cut then runs its
-last patch's plan alone; that all patches apply with what they declare is always looked at,
-it costs nothing.
+Beside the cells there is the whole series, laid on as the build does it: without fuzz or
+offset, linted whole, with vLLM's own tests and the plans.
+
+A sample is chosen by the hash of the set, so that every change of the series turns to other
+patches and a run can be repeated; a sampled cut runs its last patch's plan alone.  That all
+patches apply with what they declare is always looked at, it costs nothing.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
+import queue
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,19 +33,18 @@ from ci import check, envs, paths, tree, verify
 from ci.errors import StackError
 from ci.patches import Patch, Series
 from ci.pin import Pin
+from ci.run import capture
 
+PARTS = ("each", "prefixes", "whole")
+# What CI runs of each part: all (None), or a sample of so many patches.
+CI: Mapping[str, int | None] = {"each": None, "prefixes": 1, "whole": 2}
 STAGES = ("apply", "import", "lint", "tests")
 # What every vLLM process imports, besides the modules that a patch touches.
 _ALWAYS = ("vllm", "vllm.platforms", "vllm.config", "vllm.v1.attention.selector")
 _IMPORT = """
-import importlib, json, sys
-bad = {}
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except BaseException as error:
-        bad[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-print("\\n" + json.dumps(bad))
+import json, sys
+from ci.vllm_pytest import import_all
+print("\\n" + json.dumps(import_all(sys.argv[1:])))
 """
 
 
@@ -78,14 +79,16 @@ class VllmBench:
     Args:
         pin: The pin.
         origin: Where the pristine source comes from.
-        jobs: Commands at a time.
+        root: Where trees are laid out, one after the other.
     """
 
-    def __init__(self, pin: Pin, origin: str, jobs: int) -> None:
-        self.pin, self.origin, self.jobs = pin, origin, jobs
-        self.root = paths.BUILD / "verify" / "cell"
+    def __init__(self, pin: Pin, origin: str, root: Path) -> None:
+        self.pin, self.origin, self.root = pin, origin, root
         self.base = check.pristine(pin, origin)
-        self._laid: tuple[str, ...] | None = None
+        self.python = envs.ensure_env(pin, self.base)
+        self._laid: Series | None = None
+        self._tried: tuple[Cell, list[str]] | None = None
+        self._unimportable: dict[str, bool] = {}
         self.outcomes: list[verify.Outcome] = []
 
     def judge(self, cell: Cell, stage: str) -> list[str]:
@@ -93,41 +96,76 @@ class VllmBench:
         if stage == "apply":
             return applies(self.base, cell.series)
         self._lay(cell.series)
-        if stage == "import":
-            return self._imports(cell)
         if stage == "lint":
             return verify.lint(self.pin, Series((cell.focus,)), self.root)
         try:
-            commands = [
-                verify.parse_command(p.name, line)
-                for p in (cell.focus, *cell.plans)
-                for line in p.test_plan
-            ]
+            commands = [c for p in (cell.focus, *cell.plans) for c in verify.plan_of(p)]
         except StackError as error:
-            return [str(error)]
-        python = envs.ensure_env(self.pin, self.root)
-        problems, outcomes = verify.run_commands(commands, self.root, python, self.jobs)
+            return [str(error)] if stage == "tests" else []
+        carrier = carrier_of(commands)
+        if stage == "import":
+            modules = modules_of(cell.focus, self.root)
+            failed, outcomes = self._run(commands[carrier : carrier + 1], modules)
+            self._tried = cell, failed
+            bad = outcomes[0].imports if outcomes else None
+            if bad is None:  # no command can carry it, or the process ended before
+                bad = import_modules(self.python, self.root, [*_ALWAYS, *modules])
+            return self._judge_imports(bad)
+        if self._tried is None or self._tried[0] is not cell:
+            return self._run(commands)[0]
+        rest = [command for n, command in enumerate(commands) if n != carrier]
+        return self._tried[1] + self._run(rest)[0]
+
+    def _run(
+        self, commands: Sequence[verify.Command], modules: Sequence[str] = ()
+    ) -> tuple[list[str], list[verify.Outcome]]:
+        problems, outcomes = verify.run_commands(commands, self.root, self.python, modules)
         self.outcomes += outcomes
-        return problems
+        return problems, outcomes
 
     def _lay(self, series: Series) -> None:
-        if self._laid != series.names:
-            self._laid = None
+        if self._laid is not None and self._laid.names == series.names:
+            return
+        old, self._laid = self._laid, None
+        if old is None:
             verify.make_tree(self.pin, series, self.root, self.origin, exact=False)
-            self._laid = series.names
+        else:
+            verify.change_tree(self.pin, old, series, self.root, self.origin)
+        self._laid = series
 
-    def _imports(self, cell: Cell) -> list[str]:
-        modules = [*_ALWAYS, *modules_of(cell.focus, self.root)]
-        bad = import_modules(self.pin, self.root, modules)
-        known = [m for m in bad if (self.base / module_path(m)).is_file()]
-        if known:
-            # What does not import here without any patch either (a library is missing,
-            # another vendor's platform) is not the patch's doing.
-            self._laid = None
-            verify.make_tree(self.pin, Series(()), self.root, self.origin)
-            for name in import_modules(self.pin, self.root, known):
-                bad.pop(name, None)
-        return [f"{name} does not import: {reason}" for name, reason in bad.items()]
+    def _judge_imports(self, bad: dict[str, str]) -> list[str]:
+        """Leave out what does not import here without any patch either.
+
+        A library is missing, or it is another vendor's platform: not the patch's doing.
+        """
+        asked = [
+            name
+            for name in bad
+            if (self.base / module_path(name)).is_file() and name not in self._unimportable
+        ]
+        if asked:
+            self._lay(Series(()))
+            failing = import_modules(self.python, self.root, asked)
+            self._unimportable |= {name: name in failing for name in asked}
+        return [
+            f"{name} does not import: {reason}"
+            for name, reason in bad.items()
+            if not self._unimportable.get(name)
+        ]
+
+
+def carrier_of(commands: Sequence[verify.Command]) -> int:
+    """Return which command of a plan shall try the imports, too.
+
+    It runs as the engine does, on the stand-in for an AMD GPU; without Triton's
+    interpreter where the plan has such a command.  Past the end when there is none.
+    """
+
+    def rank(index: int) -> tuple[bool, int]:
+        return "TRITON_INTERPRET" in dict(commands[index].env), index
+
+    fit = [n for n, c in enumerate(commands) if "VLLM_TARGET_DEVICE" not in dict(c.env)]
+    return min(fit, key=rank, default=len(commands))
 
 
 def module_path(name: str) -> str:
@@ -145,23 +183,22 @@ def modules_of(patch: Patch, root: Path) -> list[str]:
     return found
 
 
-def import_modules(pin: Pin, root: Path, modules: Sequence[str]) -> dict[str, str]:
+def import_modules(python: Path, root: Path, modules: Sequence[str]) -> dict[str, str]:
     """Import modules in a tree, one process for all.
+
+    Args:
+        python: The interpreter of the environment that tests vLLM.
+        root: The tree.
+        modules: The modules.
 
     Returns:
         What failed, and how.
-
-    Raises:
-        StackError: The process died.
     """
-    result = subprocess.run(
-        [str(envs.ensure_env(pin, root)), "-c", _IMPORT, *modules],
-        cwd=root, env=verify.environment(root, {}), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    last = (result.stdout.strip().splitlines() or [""])[-1]
-    if result.returncode != 0 or not last.startswith("{"):
-        return {"vllm": f"the interpreter died ({result.returncode}): {last[:200]}"}
+    words = [str(python), "-c", _IMPORT, *modules]
+    code, output = capture(words, cwd=root, env=verify.environment(root, {}))
+    last = (output.strip().splitlines() or [""])[-1]
+    if code != 0 or not last.startswith("{"):
+        return {"vllm": f"the interpreter died ({code}): {last[:200]}"}
     found: dict[str, str] = json.loads(last)
     return found
 
@@ -243,18 +280,15 @@ def hidden_dependencies(series: Series, patch: Patch, works: Callable[[Series], 
     have = set(series.closure(patch.name).names)
     before = series.names[: series.names.index(patch.name)]
 
-    def selection(names: set[str]) -> Series:
-        return Series(tuple(p for p in series if p.name in names))
-
-    if not works(selection(have | set(before))):
+    if not works(series.only(have | set(before))):
         return []
     found: list[str] = []
     rest = [name for name in before if name not in have]
-    while rest and (not found or not works(selection(have))):
+    while rest and (not found or not works(series.only(have))):
         low, high = 0, len(rest)  # with rest[:low] it fails, with rest[:high] it works
         while high - low > 1:
             middle = (low + high) // 2
-            if works(selection(have | set(rest[:middle]))):
+            if works(series.only(have | set(rest[:middle]))):
                 high = middle
             else:
                 low = middle
@@ -265,98 +299,176 @@ def hidden_dependencies(series: Series, patch: Patch, works: Callable[[Series], 
     return found
 
 
-def verify_each(bench: Bench, series: Series, names: Sequence[str], stages: Sequence[str]) -> (
-    list[str]
-):  # fmt: skip
-    """Judge patches with only what they declare.
+def judge_alone(bench: Bench, series: Series, name: str, stages: Sequence[str]) -> str:
+    """Judge a patch with only what it declares.
 
     Returns:
-        One text a patch that does not stand alone; it names what the patch hides.
+        What is wrong, with the names of what the patch hides; empty when it stands.
     """
-    found = []
-    for name in names:
-        cell = each_cell(series, name)
-        stage, problems = failing_stage(bench, cell, stages)
-        print(f"{'FAILED' if stage else 'ok    '} {cell.name}{f': {stage}' if stage else ''}",
-              flush=True)  # fmt: skip
-        if not stage:
-            continue
-        upto = STAGES[: STAGES.index(stage) + 1]
+    cell = each_cell(series, name)
+    stage, problems = failing_stage(bench, cell, stages)
+    print(f"{'FAILED' if stage else 'ok    '} {cell.name}{f': {stage}' if stage else ''}",
+          flush=True)  # fmt: skip
+    if not stage:
+        return ""
+    upto = STAGES[: STAGES.index(stage) + 1]
 
-        def works(selected: Series, patch: Patch = cell.focus, upto: Sequence[str] = upto) -> bool:
-            return not failing_stage(bench, Cell("search", selected, patch), upto)[0]
+    def works(selected: Series) -> bool:
+        return not failing_stage(bench, Cell("search", selected, cell.focus), upto)[0]
 
-        hidden = hidden_dependencies(series, cell.focus, works)
-        if hidden:
-            text = f"needs {', '.join(hidden)}, which its Depends: does not name"
-        else:
-            text = "fails with all patches before it, too"
-        found.append(f"{name}: {text} ({stage}): {problems[0]}")
-    return found
+    hidden = hidden_dependencies(series, cell.focus, works)
+    if hidden:
+        text = f"needs {', '.join(hidden)}, which its Depends: does not name"
+    else:
+        text = "fails with all patches before it, too"
+    return f"{name}: {text} ({stage}): {problems[0]}"
 
 
-def verify_prefixes(
-    bench: Bench, series: Series, names: Sequence[str], sharing: bool = True
-) -> list[str]:
-    """Judge the series cut after patches.
+def judge_prefix(bench: Bench, series: Series, name: str, sharing: bool = True) -> str:
+    """Judge the series cut after a patch.
 
     Args:
         bench: Where.
         series: The whole series.
-        names: The patches to cut after.
-        sharing: Run the plans of the patches that share a file with the last one, too.
+        name: The patch to cut after.
+        sharing: Run the plans of the patches that share a file with it, too.
 
     Returns:
-        One text a cut that does not work.
+        What is wrong; empty when the cut works.
     """
-    found = []
-    for name in names:
-        cell = prefix_cell(series, name)
-        if not sharing:
-            cell = dataclasses.replace(cell, plans=())
-        stage, problems = failing_stage(bench, cell)
-        print(f"{'FAILED' if stage else 'ok    '} {cell.name}{f': {stage}' if stage else ''}",
-              flush=True)  # fmt: skip
-        if stage:
-            found.append(f"{cell.name}: {stage}: {problems[0]}")
-    return found
+    cell = prefix_cell(series, name)
+    if not sharing:
+        cell = dataclasses.replace(cell, plans=())
+    stage, problems = failing_stage(bench, cell)
+    print(f"{'FAILED' if stage else 'ok    '} {cell.name}{f': {stage}' if stage else ''}",
+          flush=True)  # fmt: skip
+    return f"{cell.name}: {stage}: {problems[0]}" if stage else ""
 
 
-def run(
-    pin: Pin, series: Series, origin: str, jobs: int, each: bool, prefixes: bool,
-    count: int | None, only: str | None,
-) -> tuple[list[str], list[verify.Outcome]]:  # fmt: skip
-    """Carry out ``ci.verify --each`` and ``--prefixes``.
+@dataclass(frozen=True)
+class Task:
+    """Something to judge.
+
+    Attributes:
+        work: Judges it on a bench; returns what is wrong, or an empty text.
+        weight: How long it takes, compared with others.
+    """
+
+    work: Callable[[Bench], str]
+    weight: int = 0
+
+
+def carry_out(tasks: Sequence[Task], benches: Sequence[Bench]) -> list[str]:
+    """Carry out tasks on as many benches as there are, the longest first.
+
+    Returns:
+        What is wrong, in the order of the tasks.
+    """
+    idle: queue.SimpleQueue[Bench] = queue.SimpleQueue()
+    for bench in benches:
+        idle.put(bench)
+
+    def one(task: Task) -> str:
+        bench = idle.get()
+        try:
+            return task.work(bench)
+        finally:
+            idle.put(bench)
+
+    with ThreadPoolExecutor(len(benches)) as pool:
+        started = {
+            id(task): pool.submit(one, task)
+            for task in sorted(tasks, key=lambda task: -task.weight)
+        }  # fmt: skip
+        return [text for task in tasks if (text := started[id(task)].result())]
+
+
+def whole_tasks(
+    pin: Pin, series: Series, origin: str, plans: Sequence[str], upstream: bool,
+    outcomes: list[verify.Outcome],
+) -> list[Task]:  # fmt: skip
+    """Return what is judged on the whole series, which is laid out at once.
 
     Args:
         pin: The pin.
         series: The series.
         origin: Where the pristine source comes from.
-        jobs: Commands at a time.
-        each: Judge patches alone.
-        prefixes: Judge cuts.
-        count: Sample so many of each kind; all when None.
+        plans: The patches whose plans are run.
+        upstream: Run vLLM's own tests, too.
+        outcomes: Gets how the commands end.
+
+    Raises:
+        StackError: A patch does not apply exactly, or a plan is malformed.
+    """
+    root = paths.BUILD / "verify" / "vllm-src"
+    commands = [(c, len(series.get(n).data)) for n in plans for c in verify.plan_of(series.get(n))]
+    if upstream:
+        commands += [(command, 0) for command in verify.upstream_commands()]
+    verify.make_tree(pin, series, root, origin)
+    python = envs.ensure_env(pin, root)
+
+    def lint(_: Bench) -> str:
+        problems = verify.lint(pin, series, root)
+        print(f"{'FAILED' if problems else 'ok    '} whole series: lint", flush=True)
+        return "\n".join(problems)
+
+    def task(command: verify.Command, size: int) -> Task:
+        def run(_: Bench) -> str:
+            problems, done = verify.run_commands([command], root, python)
+            outcomes.extend(done)
+            return "\n".join(problems)
+
+        return Task(run, size)
+
+    return [Task(lint), *(task(command, size) for command, size in commands)]
+
+
+def run(
+    pin: Pin, series: Series, origin: str, jobs: int, parts: Mapping[str, int | None],
+    only: str | None = None,
+) -> tuple[list[str], list[verify.Outcome]]:  # fmt: skip
+    """Carry out ``ci.verify``.
+
+    Args:
+        pin: The pin.
+        series: The series.
+        origin: Where the pristine source comes from.
+        jobs: Trees at a time.
+        parts: Which of :data:`PARTS`; each with how many patches to sample, None for all.
         only: Judge this patch and no other.
 
     Returns:
         Problems, and the outcomes of all commands.
-    """
-    # One cache for all cells: mypy looks at contents, not at where a tree came from.
-    os.environ["MYPY_CACHE_DIR"] = str(paths.BUILD / "verify" / "mypy-cache")
-    bench = VllmBench(pin, origin, jobs)
-    problems: list[str] = []
 
-    def chosen(kind: str) -> list[str]:
+    Raises:
+        StackError: The series does not apply.
+    """
+
+    def chosen(part: str) -> list[str]:
+        count = parts[part]
         if only:
             return [series.get(only).name]
-        return list(series.names) if count is None else sample(series, count, kind)
+        return list(series.names) if count is None else sample(series, count, part)
 
-    if each:
+    benches = [
+        VllmBench(pin, origin, paths.BUILD / "verify" / f"cell-{n}") for n in range(jobs)
+    ]  # fmt: skip
+    outcomes: list[verify.Outcome] = []
+    tasks = []
+    if "each" in parts:
         names = chosen("each")
-        problems += verify_each(
-            bench, series, [n for n in series.names if n not in names], STAGES[:1]
-        )
-        problems += verify_each(bench, series, names, STAGES)
-    if prefixes:
-        problems += verify_prefixes(bench, series, chosen("prefixes"), sharing=count is None)
-    return problems, bench.outcomes
+        for name in series.names if not only else names:
+            stages = STAGES if name in names else STAGES[:1]
+            tasks.append(_on(judge_alone, series, name, stages))
+    if "prefixes" in parts:
+        sharing = parts["prefixes"] is None
+        tasks += [_on(judge_prefix, series, name, sharing) for name in chosen("prefixes")]
+    if "whole" in parts:
+        tasks += whole_tasks(pin, series, origin, chosen("whole"), not only, outcomes)
+    problems = carry_out(tasks, benches)
+    return problems, [*outcomes, *(o for bench in benches for o in bench.outcomes)]
+
+
+def _on(judge: Callable[..., str], series: Series, name: str, how: object) -> Task:
+    """Return the task that judges a patch; a longer patch has the longer plan."""
+    return Task(lambda bench: judge(bench, series, name, how), len(series.get(name).data))

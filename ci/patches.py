@@ -23,7 +23,7 @@ import email.policy
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -227,7 +227,11 @@ class Series:
             if patch.name not in wanted:
                 wanted.add(patch.name)
                 stack += [self.get(dep) for dep in patch.depends]
-        return Series(tuple(p for p in self.patches if p.name in wanted))
+        return self.only(wanted)
+
+    def only(self, names: Container[str]) -> "Series":
+        """Return the patches of these names, in series order."""
+        return Series(tuple(p for p in self.patches if p.name in names))
 
     def problems(self) -> list[str]:
         """Say what is wrong with the headers and their dependencies."""

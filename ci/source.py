@@ -4,13 +4,16 @@ Whatever the origin, the tree is accepted only when its digest is the pin's.  A 
 prepared in a temporary folder and renamed, so one that exists is whole.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ci.errors import StackError
 from ci.paths import SOURCES
@@ -98,30 +101,47 @@ def fetch_sdist(pin: Pin, cache: Path = SOURCES) -> Path:
         if sha256(final) == pin.sdist_sha256:
             return final
         final.unlink()  # a damaged cache entry is no reason to stop: fetch it again
-    from pypi_simple import PyPISimple
-
-    index = index_url()
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
         target = Path(scratch) / pin.sdist
-        try:
-            with PyPISimple(endpoint=index) if index else PyPISimple() as client:
-                page = client.get_project_page("vllm", timeout=60)
-                package = next((p for p in page.packages if p.filename == pin.sdist), None)
-                if package is None:
-                    raise StackError(f"the package index does not list {pin.sdist}")
-                client.download_package(package, target, verify=False, timeout=120)
-        except StackError:
-            raise
-        except Exception as error:
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise StackError(
-                f"cannot download {pin.sdist} from the package index: {reason}",
-                "check the network, or --source PATH with a copy of the sdist",
-            ) from None
+        with package_index(
+            f"cannot download {pin.sdist} from the package index",
+            "check the network, or --source PATH with a copy of the sdist",
+        ) as (client, packages):
+            package = next((p for p in packages if p.filename == pin.sdist), None)
+            if package is None:
+                raise StackError(f"the package index does not list {pin.sdist}")
+            client.download_package(package, target, verify=False, timeout=120)
         _check_sdist(target, pin)
         os.replace(target, final)
     return final
+
+
+@contextlib.contextmanager
+def package_index(failure: str, hint: str) -> Iterator[tuple[Any, list[Any]]]:
+    """Open the configured package index.
+
+    Args:
+        failure: What a failure within the block is called.
+        hint: What to try then.
+
+    Yields:
+        pypi_simple's client, and the files that the index lists for vLLM.
+
+    Raises:
+        StackError: The index cannot be reached, or a request within the block fails.
+    """
+    from pypi_simple import PyPISimple
+
+    index = index_url()
+    try:
+        with PyPISimple(endpoint=index) if index else PyPISimple() as client:
+            yield client, list(client.get_project_page("vllm", timeout=60).packages)
+    except StackError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise StackError(f"{failure}: {reason}", hint) from None
 
 
 def index_url() -> str | None:
@@ -212,6 +232,17 @@ def _copy(path: Path, pin: Pin, into: Path) -> Path:
     return target
 
 
+def remove_generated(tree: Path) -> None:
+    """Remove from a tree what the release process, or work on it, adds to the source."""
+    for name in NOT_SOURCE_TOP:
+        path = tree / name
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+    (tree / "vllm" / "_version.py").unlink(missing_ok=True)
+
+
 def prepare(pin: Pin, destination: Path, source: str = "sdist", cache: Path = SOURCES) -> None:
     """Make a pristine source tree at a path that does not exist yet.
 
@@ -244,13 +275,7 @@ def prepare(pin: Pin, destination: Path, source: str = "sdist", cache: Path = SO
             tree = _copy(path.resolve(), pin, Path(scratch))
         if not tree.is_dir():
             raise StackError(f"the source holds no vllm-{pin.version} folder")
-        for name in NOT_SOURCE_TOP:
-            generated = tree / name
-            if generated.is_symlink() or generated.is_file():
-                generated.unlink()
-            elif generated.is_dir():
-                shutil.rmtree(generated)
-        (tree / "vllm" / "_version.py").unlink(missing_ok=True)
+        remove_generated(tree)
         got = tree_digest(tree)
         if got != pin.tree_sha256:
             raise StackError(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ci import check, envs, gitstack, patches, pin, source
-from ci.errors import StackError
+from ci.errors import StackError, guarded
 from ci.paths import PATCHES, QUILTRC, ROOT, SERIES_FILE, SOURCES
 
 
@@ -132,13 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == "branch":
             command.add_argument("--until", metavar="PATCH", help="stop after this patch")
     args = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         envs.reexec_in_tools("ci.stack", sys.argv[1:] if argv is None else argv)
         args.function(args)
-    except StackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return guarded(work)
 
 
 if __name__ == "__main__":

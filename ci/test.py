@@ -5,6 +5,7 @@ stack and of its build (tests/), and everything that ci.verify runs in vLLM's ow
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="leave out builds and vLLM's tree")
     args = parser.parse_args(argv)
+    # Every process that imports vLLM would compile all of it, and all that it imports, again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         envs.reexec_in_tools("ci.test", sys.argv[1:] if argv is None else argv)
         tree.ensure_quilt()

@@ -3,13 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 from ci.errors import StackError
 from ci.patches import Patch, Series
 from ci.paths import PATCHES, QUILTRC, SERIES_FILE
-from ci.run import run
+from ci.run import capture, run
 
 _DRIFT = re.compile(r"^Hunk #\d+ succeeded at \d+.*(?:fuzz|offset).*$", re.M)
 
@@ -62,17 +61,9 @@ def apply(tree: Path, series: Series, scratch: Path) -> None:
     names.write_text("".join(f"{name}.patch\n" for name in series.names))
     env = {**os.environ, **quilt_env(folder, names)}
     for patch in series:
-        result = subprocess.run(
-            ["quilt", "--quiltrc", str(QUILTRC), "push", f"{patch.name}.patch"],
-            cwd=tree,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        output = result.stdout.decode("utf-8", "replace")
-        if result.returncode != 0:
+        push = ["quilt", "--quiltrc", str(QUILTRC), "push", f"{patch.name}.patch"]
+        code, output = capture(push, cwd=tree, env=env)
+        if code != 0:
             reason = next(
                 (x.strip() for x in output.splitlines() if "FAILED" in x or "can't find" in x),
                 (output.strip().splitlines() or ["quilt said nothing"])[-1],

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci import check, envs, gitstack, patches, paths, pin, verify
-from ci.errors import StackError
+from ci.errors import StackError, guarded
 from ci.patches import Patch, Series
 from ci.pin import Pin
 
@@ -395,13 +395,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.set_defaults(function=_ready)
     command.add_argument("file", metavar="FILE")
     args = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         envs.reexec_in_tools("ci.upstream", sys.argv[1:] if argv is None else argv)
         args.function(args)
-    except StackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return guarded(work)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,45 @@
-"""Lint, type-check and test a patched tree the way upstream would.
+"""Lint, type-check and test patched trees the way upstream would.
 
-``python -m ci.verify`` makes a tree with the series applied and runs on it
+``python3 -m ci.verify``, as CI runs it:
 
-* ruff (check and format) and mypy, upstream's versions and settings, on every Python
-  file that a patch touches;
-* every patch's Test-Plan;
-* vLLM's own tests that the patches concern (ci/upstream_tests.toml),
+* each patch with only what it declares to depend on: it applies, what it touches imports,
+  upstream's ruff and mypy (versions and settings) are content, its Test-Plan passes; a
+  dependency that it hides is named;
+* the whole series: it applies without fuzz or offset, ruff and mypy are content with every
+  Python file that it touches, vLLM's own tests that it concerns (ci/upstream_tests.toml)
+  and a sample of the plans pass;
+* the series cut after one patch, sampled.
 
-all on the CPU, with the stand-in ``amdsmi`` that makes vLLM choose its ROCm platform.
+``--each``, ``--prefixes`` and ``--whole`` are one of the three, complete.  All on the CPU, with
+the stand-in ``amdsmi`` that makes vLLM choose its ROCm platform.
 """
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci import check, envs, gitstack, patches, paths, pin, toml, tree
-from ci.errors import StackError
-from ci.patches import Series
+from ci.errors import StackError, guarded
+from ci.patches import Patch, Series
 from ci.pin import Pin
+from ci.run import capture
 
 UPSTREAM_TESTS = paths.ROOT / "ci" / "upstream_tests.toml"
-# Upstream's own pre-commit scripts for Python files, with their leading arguments.
-HOOKS: tuple[tuple[str, list[str]], ...] = (
-    ("mypy.py", ["3.10"]),
-    ("check_spdx_header.py", []),
-    ("check_forbidden_imports.py", []),
-    ("check_torch_cuda.py", []),
-    ("check_boolean_context_manager.py", []),
+# Upstream's own pre-commit scripts for Python files, besides that of mypy.
+HOOKS = (
+    "check_spdx_header.py",
+    "check_forbidden_imports.py",
+    "check_torch_cuda.py",
+    "check_boolean_context_manager.py",
 )
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)")
 
@@ -58,13 +62,24 @@ class Command:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
+    """How a command ended.
+
+    Attributes:
+        command: The command.
+        code: Its exit code.
+        counts: Tests by how they ended.
+        seconds: How long it took.
+        output: What it printed.
+        imports: The modules of those that were asked for that do not import, and how;
+            None when none was tried.
+    """
 
     command: Command
     code: int
     counts: dict[str, int]
     seconds: float
     output: str
+    imports: dict[str, str] | None = None
 
     @property
     def good(self) -> bool:
@@ -182,7 +197,9 @@ def environment(root: Path, own: Mapping[str, str]) -> dict[str, str]:
     env = {
         key: value
         for key, value in os.environ.items()
+        # Without bytecode every process would compile all of vLLM again.
         if not key.startswith(("VLLM_", "TRITON_", "FAKE_", "HIP_", "HSA_"))
+        and key != "PYTHONDONTWRITEBYTECODE"
     }
     folders = [str(root), str(paths.ROOT)]
     if "VLLM_TARGET_DEVICE" not in own:
@@ -198,24 +215,39 @@ def environment(root: Path, own: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run_command(command: Command, root: Path, python: Path) -> Outcome:
-    """Run one command of a plan in a tree made by :func:`make_tree`."""
+def plan_of(patch: Patch) -> list[Command]:
+    """Return the commands of a patch's Test-Plan.
+
+    Raises:
+        StackError: A line is no pytest command.
+    """
+    return [parse_command(patch.name, line) for line in patch.test_plan]
+
+
+def run_command(command: Command, root: Path, python: Path, modules: Sequence[str] = ()) -> Outcome:
+    """Run one command of a plan in a tree made by :func:`make_tree`.
+
+    Args:
+        command: The command.
+        root: The tree.
+        python: The interpreter of the environment that tests vLLM.
+        modules: Modules to import on the way, in a copy of the process.
+    """
     env = environment(root, dict(command.env))
     words = [str(python), "-m", "pytest", "-p", "ci.vllm_pytest", "-p", "no:cacheprovider", "-ra"]
     begin = time.monotonic()
-    result = subprocess.run(
-        [*words, *command.words[1:]],
-        cwd=root,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    output = result.stdout.decode("utf-8", "replace")
+    imports = None
+    with tempfile.NamedTemporaryFile("w+", prefix="hipstack-imports-", suffix=".json") as file:
+        if modules:
+            json.dump({"modules": list(modules)}, file)
+            file.flush()
+            env["HIPSTACK_IMPORTS"] = file.name
+        code, output = capture([*words, *command.words[1:]], cwd=root, env=env)
+        if modules:
+            imports = json.loads(Path(file.name).read_text() or "{}").get("bad")
     tail = "\n".join(output.splitlines()[-3:])
     counts = {kind: int(number) for number, kind in _COUNT.findall(tail)}
-    return Outcome(command, result.returncode, counts, time.monotonic() - begin, output)
+    return Outcome(command, code, counts, time.monotonic() - begin, output, imports)
 
 
 def touched_files(series: Series, root: Path) -> list[str]:
@@ -224,8 +256,14 @@ def touched_files(series: Series, root: Path) -> list[str]:
     return sorted(path for path in found if (root / path).is_file())
 
 
-def lint(pin_: Pin, series: Series, root: Path) -> list[str]:
-    """Run upstream's ruff and mypy on the files that patches touch.
+def lint(pin_: Pin, series: Series, root: Path, cache: Path | None = None) -> list[str]:
+    """Run upstream's ruff, mypy and pre-commit scripts on the files that patches touch.
+
+    Args:
+        pin_: The pin.
+        series: The patches whose files are looked at.
+        root: The tree.
+        cache: A folder for mypy's caches, so that the next tree is quick.
 
     Returns:
         What they complain about; empty when nothing.
@@ -234,105 +272,100 @@ def lint(pin_: Pin, series: Series, root: Path) -> list[str]:
     files = touched_files(series, root)
     if not files:
         return []
+    cache = cache or paths.BUILD / "verify" / f"mypy-{root.name}"
+    env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    commands = [
+        ("ruff check", ["-m", "ruff", "check", *files], env),
+        ("ruff format", ["-m", "ruff", "format", "--check", *files], env),
+        *((hook, [f"tools/pre_commit/{hook}", *files], env) for hook in HOOKS),
+    ]
+    # Upstream's script follows imports from the package and not from the tests; mypy throws
+    # a cache away that was made with the other setting.
+    package = [path for path in files if path.startswith("vllm/")]
+    tests = [path for path in files if path not in package]
+    for kind, some in (("package", package), ("tests", tests)):
+        if some:
+            words = ["tools/pre_commit/mypy.py", "3.10", *some]
+            commands.append(("mypy.py", words, env | {"MYPY_CACHE_DIR": str(cache / kind)}))
     problems = []
-    path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    for words in (
-        [str(python), "-m", "ruff", "check", *files],
-        [str(python), "-m", "ruff", "format", "--check", *files],
-        *([str(python), f"tools/pre_commit/{hook}", *more, *files] for hook, more in HOOKS),
-    ):
-        name = f"ruff {words[3]}" if words[1] == "-m" else words[1]
-        result = subprocess.run(
-            words, cwd=root, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        if result.returncode != 0:
-            problems.append(f"{name}:\n{result.stdout}")
+    for name, words, variables in commands:
+        code, output = capture([str(python), *words], cwd=root, env=variables)
+        if code != 0:
+            problems.append(f"{name}:\n{output}")
     return problems
 
 
-def verify(
-    pin_: Pin, series: Series, root: Path, commands: Sequence[Command], jobs: int
-) -> tuple[list[str], list[Outcome]]:
-    """Lint a tree and run commands in it, several at a time.
-
-    Returns:
-        Problems, and how each command ended.
-    """
-    problems = lint(pin_, series, root)
-    failed, outcomes = run_commands(commands, root, envs.ensure_env(pin_, root), jobs)
-    return problems + failed, outcomes
-
-
 def run_commands(
-    commands: Sequence[Command], root: Path, python: Path, jobs: int
+    commands: Sequence[Command], root: Path, python: Path, modules: Sequence[str] = ()
 ) -> tuple[list[str], list[Outcome]]:
-    """Run commands in a tree, several at a time, and print how each ended.
+    """Run commands in a tree one after the other, and print how each ended.
+
+    Args:
+        commands: The commands.
+        root: The tree.
+        python: The interpreter of the environment that tests vLLM.
+        modules: Modules that the first command imports on the way.
 
     Returns:
         Problems, and how each command ended.
     """
     problems, outcomes = [], []
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
-        for outcome in pool.map(lambda c: run_command(c, root, python), commands):
-            outcomes.append(outcome)
-            word = "ok    " if outcome.good else "FAILED"
-            counts = ", ".join(f"{n} {kind}" for kind, n in outcome.counts.items())
-            print(f"{word} {outcome.seconds:6.1f} s  {outcome.command.owner}: "
-                  f"{outcome.command.text}: {counts or 'no test ran'}", flush=True)  # fmt: skip
-            if not outcome.good:
-                problems.append(f"{outcome.command.text}\n{outcome.output[-6000:]}")
+    for index, command in enumerate(commands):
+        outcome = run_command(command, root, python, () if index else modules)
+        outcomes.append(outcome)
+        word = "ok    " if outcome.good else "FAILED"
+        counts = ", ".join(f"{n} {kind}" for kind, n in outcome.counts.items())
+        print(f"{word} {outcome.seconds:6.1f} s  {command.owner}: "
+              f"{command.text}: {counts or 'no test ran'}", flush=True)  # fmt: skip
+        if not outcome.good:
+            problems.append(f"{command.text}\n{outcome.output[-6000:]}")
     return problems, outcomes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m ci.verify",
+        prog="python3 -m ci.verify",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--pin", help="which pin (default: the current)")
     parser.add_argument("--source", default="sdist", help="sdist, git or a path")
     parser.add_argument("--until", metavar="PATCH", help="only the series up to this patch")
-    parser.add_argument("--only", metavar="PATCH", help="only this patch's plan")
-    parser.add_argument("--no-upstream", action="store_true", help="leave vLLM's own tests out")
-    parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
     parser.add_argument(
-        "--each", action="store_true",
-        help="instead: each patch with only what it declares to depend on",
+        "--only", metavar="PATCH",
+        help="only this patch: with --each or --prefixes those; else its plan on the whole series",
     )  # fmt: skip
     parser.add_argument(
-        "--prefixes", action="store_true", help="instead: the series cut after each patch"
+        "--each", action="store_true", help="each patch with only what it declares to depend on"
+    )
+    parser.add_argument("--prefixes", action="store_true", help="the series cut after each patch")
+    parser.add_argument(
+        "--whole", action="store_true", help="the whole series, with all plans and vLLM's own tests"
     )
     parser.add_argument(
         "--sample", type=int, metavar="N",
-        help="with these two: N patches, chosen by the hash of the set, instead of all",
+        help="of these N patches, chosen by the hash of the set, instead of all",
     )  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=2, help="trees at a time (2)")
     args = parser.parse_args(argv)
-    try:
-        envs.reexec_in_tools("ci.verify", sys.argv[1:] if argv is None else argv)
-        pin_ = pin.load(args.pin)
-        series = patches.load().until(args.until)
-        if args.each or args.prefixes:
-            from ci import independence
 
-            problems, outcomes = independence.run(
-                pin_, series, args.source, args.jobs, args.each, args.prefixes,
-                args.sample, args.only,
-            )  # fmt: skip
-            return _report(problems, outcomes)
-        chosen = [series.get(args.only)] if args.only else list(series)
-        commands = [parse_command(p.name, line) for p in chosen for line in p.test_plan]
-        if not args.no_upstream and not args.only:
-            commands += upstream_commands()
-        root = paths.BUILD / "verify" / "vllm-src"
-        make_tree(pin_, series, root, args.source)
-        problems, outcomes = verify(pin_, series, root, commands, args.jobs)
-    except StackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return _report(problems, outcomes)
+    def work() -> int:
+        from ci import independence
+
+        envs.reexec_in_tools("ci.verify", sys.argv[1:] if argv is None else argv)
+        if args.jobs < 1 or (args.sample is not None and args.sample < 0):
+            raise StackError("--jobs must be at least 1, --sample at least 0")
+        parts = {
+            part: args.sample for part in independence.PARTS if getattr(args, part)
+        } or ({"whole": args.sample} if args.only else independence.CI)  # fmt: skip
+        series = patches.load().until(args.until)
+        problems, outcomes = independence.run(
+            pin.load(args.pin), series, args.source, args.jobs, parts, args.only
+        )
+        return _report(problems, outcomes)
+
+    return guarded(work)
 
 
 def _report(problems: Sequence[str], outcomes: Sequence[Outcome]) -> int:

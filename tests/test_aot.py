@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import re
 import shutil
 import sys
 import zipfile
@@ -18,9 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci import codeobjects
+from ci import codeobjects, patches
 from ci.aot import (
-    PACKAGE_DATA,
     AotError,
     Manifest,
     __main__,
@@ -482,11 +482,14 @@ def test_install(copied: Path, tmp_path: Path) -> None:
         assert target == package / "hipstack/aot"
         assert snapshot(target) == snapshot(copied)
         assert [path.name for path in target.parent.iterdir()] == ["aot"]
-    # setup.py's package data finds all of it.
-    matched = {path for pattern in PACKAGE_DATA for path in package.glob(pattern)}
-    assert matched == {path for path in package.rglob("*") if path.is_file()} - {
-        package / "__init__.py"
-    }
+    # The package data that the series gives setup.py finds all of it.
+    identity = patches.load().get("core/stack-identity")
+    added = [x for c in identity.changes if c.path == "setup.py" for x in c.added]
+    patterns = re.findall(r'"(hipstack/aot/[^"]+)"', "".join(added))
+    matched = {path for pattern in patterns for path in package.glob(pattern)}
+    assert {path for path in matched if path.is_file()} == {
+        path for path in package.rglob("*") if path.is_file()
+    } - {package / "__init__.py"}
     next((copied / "gfx1201").iterdir()).write_bytes(b"changed")
     with pytest.raises(AotError, match="was changed"):
         install_into(package, copied)

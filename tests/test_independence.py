@@ -1,9 +1,11 @@
 """Patches stand on what they declare, prefixes work: on made-up series, and by sample."""
 
-import pytest
-from conftest import make_patch, make_series
+import threading
 
-from ci import independence
+import pytest
+from conftest import HEADER, make_patch, make_series
+
+from ci import independence, verify
 from ci.independence import Cell, each_cell, prefix_cell
 from ci.patches import Patch, Series
 
@@ -54,6 +56,10 @@ class FakeBench:
         return self.rule(cell, stage)
 
 
+def verify_each(bench, series, names, stages=independence.STAGES):
+    return [t for n in names if (t := independence.judge_alone(bench, series, n, stages))]
+
+
 def series_of(*names, depends=None):
     return make_series(*(make_patch(n, depends=(depends or {}).get(n, "none")) for n in names))
 
@@ -73,7 +79,7 @@ def needs(patch, stage, *others):
 def test_a_patch_that_stands_alone_passes_all_stages():
     bench = FakeBench(lambda cell, stage: [])
     series = series_of("core/a", "core/b", "core/c", depends={"core/c": "core/a"})
-    assert independence.verify_each(bench, series, ["core/c"], independence.STAGES) == []
+    assert verify_each(bench, series, ["core/c"], independence.STAGES) == []
     assert bench.calls == [(("core/a", "core/c"), s) for s in independence.STAGES]
 
 
@@ -82,7 +88,7 @@ def test_a_patch_that_stands_alone_passes_all_stages():
 def test_a_hidden_dependency_fails_by_name(stage, hidden):
     series = series_of("core/a", "core/b", "core/c", "core/d", "core/z")
     bench = needs("core/z", stage, hidden)
-    (text,) = independence.verify_each(bench, series, ["core/z"], independence.STAGES)
+    (text,) = verify_each(bench, series, ["core/z"], independence.STAGES)
     assert text == (
         f"core/z: needs {hidden}, which its Depends: does not name ({stage}): no {hidden} here"
     )
@@ -91,27 +97,27 @@ def test_a_hidden_dependency_fails_by_name(stage, hidden):
 def test_several_hidden_dependencies_are_all_named():
     series = series_of("core/a", "core/b", "core/c", "core/d", "core/z")
     bench = needs("core/z", "tests", "core/b", "core/d")
-    (text,) = independence.verify_each(bench, series, ["core/z"], independence.STAGES)
+    (text,) = verify_each(bench, series, ["core/z"], independence.STAGES)
     assert "needs core/d, core/b, which" in text
 
 
 def test_a_hidden_dependency_brings_what_it_declares_itself():
     series = series_of("core/a", "core/b", "core/z", depends={"core/b": "core/a"})
     bench = needs("core/z", "import", "core/b", "core/a")
-    (text,) = independence.verify_each(bench, series, ["core/z"], independence.STAGES)
+    (text,) = verify_each(bench, series, ["core/z"], independence.STAGES)
     assert "needs core/b, which" in text
 
 
 def test_a_patch_that_is_broken_anyway_hides_nothing():
     series = series_of("core/a", "core/z")
     bench = FakeBench(lambda cell, stage: ["broken"] if stage == "lint" else [])
-    (text,) = independence.verify_each(bench, series, ["core/z"], independence.STAGES)
+    (text,) = verify_each(bench, series, ["core/z"], independence.STAGES)
     assert text == "core/z: fails with all patches before it, too (lint): broken"
 
 
 def test_a_later_patch_is_no_candidate():
     series = series_of("core/z", "core/a")
-    (text,) = independence.verify_each(
+    (text,) = verify_each(
         needs("core/z", "tests", "core/a"), series, ["core/z"], independence.STAGES
     )
     assert "fails with all patches before it" in text
@@ -130,12 +136,12 @@ def test_real_patches_whose_context_hides_a_dependency(small_tree):
     bench = ApplyBench(small_tree)
     assert independence.applies(small_tree, series) == []
     # core/far was made on top of core/first: alone it has an offset, and that is no fault.
-    (text,) = independence.verify_each(bench, series, series.names, ("apply",))
+    (text,) = verify_each(bench, series, series.names, ("apply",))
     assert text.startswith("core/hiding: needs core/first, which its Depends: does not name")
     declared = adds(
         "core/hiding", "hiding", [*LINES[10:12], "first", *LINES[12:15]], 11, 11, "core/first"
     )
-    assert independence.verify_each(
+    assert verify_each(
         bench, make_series(FIRST, FAR, declared), ["core/hiding"], ("apply",)
     ) == []  # fmt: skip
 
@@ -163,8 +169,8 @@ def test_a_sampled_prefix_runs_its_last_plan_alone():
         seen.append([p.name for p in cell.plans])
         return []
 
-    independence.verify_prefixes(FakeBench(rule), series, ["core/far"])
-    independence.verify_prefixes(FakeBench(rule), series, ["core/far"], sharing=False)
+    independence.judge_prefix(FakeBench(rule), series, "core/far")
+    independence.judge_prefix(FakeBench(rule), series, "core/far", sharing=False)
     assert seen == [["core/first"]] * 4 + [[]] * 4
 
 
@@ -173,9 +179,9 @@ def test_a_prefix_that_does_not_work_is_named():
     bench = FakeBench(
         lambda cell, stage: ["dies"] if cell.focus.name == "core/b" and stage == "import" else []
     )
-    assert independence.verify_prefixes(bench, series, series.names) == [
-        "series until core/b: import: dies"
-    ]
+    assert [independence.judge_prefix(bench, series, name) for name in series.names] == [
+        "", "series until core/b: import: dies", "",
+    ]  # fmt: skip
 
 
 def test_the_sample_turns_with_the_set_and_can_be_repeated():
@@ -205,11 +211,118 @@ def test_modules_of_a_patch(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("plan", "carrier"),
+    [
+        (["pytest a", "pytest b"], 0),
+        (["TRITON_INTERPRET=1 pytest a", "FAKE_GFX=gfx942 pytest b"], 1),
+        (["VLLM_TARGET_DEVICE=cpu pytest a", "TRITON_INTERPRET=1 pytest b"], 1),
+        (["VLLM_TARGET_DEVICE=cpu pytest a"], 1),
+        ([], 0),
+    ],
+)
+def test_the_command_that_tries_the_imports(plan, carrier):
+    commands = [verify.parse_command("core/x", line) for line in plan]
+    assert independence.carrier_of(commands) == carrier
+
+
+class PlanBench(independence.VllmBench):
+    """A bench whose commands and imports are made up; it notes what it runs."""
+
+    def __init__(self, base, failing=(), imports=None, broken_before=()):
+        self.base = self.root = base
+        self.pin = None
+        self.python = None
+        self._laid, self._tried, self._unimportable, self.outcomes = None, None, {}, []
+        self.failing, self.imports, self.broken_before = failing, imports, broken_before
+        self.ran, self.laid = [], []
+
+    def _run(self, commands, modules=()):
+        self.ran += [(c.words[1], tuple(modules)) for c in commands]
+        outcomes = [
+            verify.Outcome(c, 0, {}, 0, "", self.imports if modules else None) for c in commands
+        ]
+        return [c.words[1] for c in commands if c.words[1] in self.failing], outcomes
+
+    def _lay(self, series):
+        self.laid.append(series.names)
+
+
+PLAN = HEADER.replace(" pytest tests/test_x.py -q", " TRITON_INTERPRET=1 pytest one\n pytest two")
+
+
+def judged(bench, monkeypatch):
+    monkeypatch.setattr(verify, "lint", lambda *a: [])
+    monkeypatch.setattr(
+        independence, "import_modules", lambda python, root, names: {
+            n: "as before" for n in names if n in bench.broken_before
+        },
+    )  # fmt: skip
+    diff = NEW.format(path="vllm/b.py")
+    patch = make_patch("core/x", diff=diff, header=PLAN)
+    return independence.failing_stage(bench, each_cell(make_series(patch), "core/x"))
+
+
+def test_a_plan_runs_once_and_one_of_its_commands_tries_the_imports(small_tree, monkeypatch):
+    bench = PlanBench(small_tree, imports={})
+    monkeypatch.setattr(independence, "applies", lambda base, series: [])
+    assert judged(bench, monkeypatch) == ("", [])
+    assert bench.ran == [("two", ("vllm.b",)), ("one", ())]
+
+
+def test_what_fails_in_a_plan_is_kept_until_its_stage(small_tree, monkeypatch):
+    monkeypatch.setattr(independence, "applies", lambda base, series: [])
+    bench = PlanBench(small_tree, failing=("two",), imports={})
+    assert judged(bench, monkeypatch) == ("tests", ["two"])
+    bench = PlanBench(small_tree, failing=("two",), imports={"vllm.b": "boom"})
+    assert judged(bench, monkeypatch) == ("import", ["vllm.b does not import: boom"])
+
+
+def test_what_imports_nowhere_is_not_the_patchs_doing(small_tree, monkeypatch):
+    monkeypatch.setattr(independence, "applies", lambda base, series: [])
+    bench = PlanBench(small_tree, imports={"vllm.b": "boom"}, broken_before=("vllm.b",))
+    assert judged(bench, monkeypatch) == ("", [])
+    # The pristine tree was asked, and the patched one laid out again.
+    assert () in bench.laid and bench.laid[-1] == ("core/x",)
+
+
+def test_tasks_run_on_every_bench_the_longest_first():
+    seen = []
+
+    def task(name, weight):
+        def work(bench):
+            seen.append(name)
+            return f"{name} is wrong" if weight % 2 else ""
+
+        return independence.Task(work, weight)
+
+    tasks = [task("a", 1), task("b", 7), task("c", 4), task("d", 3)]
+    assert independence.carry_out(tasks, [FakeBench(None)]) == [
+        "a is wrong", "b is wrong", "d is wrong",
+    ]  # fmt: skip
+    assert seen == ["b", "c", "d", "a"]
+
+
+def test_benches_work_beside_each_other():
+    both = threading.Barrier(2, timeout=60)
+    benches = [FakeBench(None), FakeBench(None)]
+    used = []
+
+    def work(bench):
+        both.wait()
+        used.append(bench)
+        return ""
+
+    assert independence.carry_out([independence.Task(work)] * 1 + [independence.Task(work, 1)],
+                                  benches) == []  # fmt: skip
+    assert set(map(id, used)) == set(map(id, benches))
+
+
 @pytest.mark.stack
 def test_every_patch_of_the_real_series_applies_with_what_it_declares(the_pin):
     from ci import check, patches
 
     series = patches.load()
     bench = ApplyBench(check.pristine(the_pin))
-    assert independence.verify_each(bench, series, series.names, ("apply",)) == []
+    assert verify_each(bench, series, series.names, ("apply",)) == []
     assert {each_cell(series, n).focus.name for n in series.names} == set(series.names)

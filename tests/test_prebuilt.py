@@ -5,6 +5,7 @@ The tree is the pin with the series; the layer that is started is vLLM's own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -49,7 +50,9 @@ def patched(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(patched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "one.py").write_text(LIST)
-    compile_list(patched, [str(folder / "one.py")], ["gfx1201"], folder / "out")
+    # The whole job compiles the same kernels of the same sources: one Triton cache for both.
+    cache = paths.BUILD / "triton-cache"
+    compile_list(patched, [str(folder / "one.py")], ["gfx1201"], folder / "out", cache=cache)
     return folder / "out"
 
 
@@ -72,7 +75,9 @@ class Installed:
         info = self.folder / "site" / "vllm-0.0.0.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.0+t\n")
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_", "VLLM_"))}
+        # With bytecode kept, a later start is spared compiling all of vLLM again.
+        dropped = ("TRITON_", "VLLM_", "PYTHONDONTWRITEBYTECODE")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
         done = subprocess.run(
             [sys.executable, str(paths.ROOT / "tests" / "start_layer.py"), "gfx1201"],
             env={
@@ -98,45 +103,55 @@ class Installed:
         result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
         return result
 
+    @contextlib.contextmanager
+    def changed(self, path: Path, data: bytes) -> Iterator[None]:
+        """Start afresh with another content of one file."""
+        before = path.read_bytes()
+        self.fresh_cache()
+        path.write_bytes(data)
+        try:
+            yield
+        finally:
+            path.write_bytes(before)
 
-@pytest.fixture
-def installed(patched: Path, made: Path, tmp_path: Path) -> Iterator[Installed]:
-    yield Installed(tmp_path, patched, made)
+
+@pytest.fixture(scope="module")
+def installed(patched: Path, made: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("installed"), patched, made)
+
+
+@pytest.fixture(scope="module")
+def cold(installed: Installed) -> dict[str, int]:
+    """What the first start with an empty cache counts."""
+    counted = installed.start()
+    assert "put into the Triton cache, 0 were there" in installed.log
+    return counted
 
 
 @pytest.mark.build
-def test_a_listed_model_compiles_nothing(installed: Installed) -> None:
-    cold = installed.start()
+def test_a_listed_model_compiles_nothing(installed: Installed, cold: dict[str, int]) -> None:
     assert cold["compiled"] == 0
     assert cold["found"] >= 10
-    assert "put into the Triton cache, 0 were there" in installed.log
-    warm = installed.start()
-    assert warm == cold
+    assert installed.start() == cold
     assert "Prebuilt kernels: 0 put into the Triton cache" in installed.log
 
 
 @pytest.mark.build
-def test_a_changed_manifest_serves_nothing(installed: Installed) -> None:
-    expected = installed.start()["found"]
-    installed.fresh_cache()
+def test_a_changed_manifest_serves_nothing(installed: Installed, cold: dict[str, int]) -> None:
     path = installed.aot / "manifest.json"
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
-    path.write_bytes(data)
-    assert installed.start() == {"compiled": expected, "found": 0}
+    with installed.changed(path, bytes(data)):
+        assert installed.start() == {"compiled": cold["found"], "found": 0}
     assert "Prebuilt kernels are not used: " in installed.log
 
 
 @pytest.mark.build
-def test_changed_sources_all_compile(installed: Installed) -> None:
-    expected = installed.start()["found"]
-    installed.fresh_cache()
+def test_changed_sources_all_compile(installed: Installed, cold: dict[str, int]) -> None:
     path = installed.package / "v1" / "attention" / "ops" / "segmented_attention.py"
-    path.write_text(
-        "# A line more: Triton takes the line of a kernel as part of its source.\n"
-        + path.read_text()
-    )
-    assert installed.start() == {"compiled": expected, "found": 0}
+    line = b"# A line more: Triton takes the line of a kernel as part of its source.\n"
+    with installed.changed(path, line + path.read_bytes()):
+        assert installed.start() == {"compiled": cold["found"], "found": 0}
     assert "ignored: the kernel's source has changed" in installed.log
 
 

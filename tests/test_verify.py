@@ -62,3 +62,54 @@ def test_the_stand_in_is_there_only_for_rocm(tmp_path):
         command = verify.parse_command("core/x", f"{prefix}pytest test_it.py -q")
         outcome = verify.run_command(command, tmp_path, Path(sys.executable))
         assert outcome.good, outcome.output
+
+
+def test_modules_are_imported_on_the_way_and_the_tests_do_not_see_them(tmp_path):
+    (tmp_path / "good_one.py").write_text("import json\n")
+    (tmp_path / "bad_one.py").write_text("import no_such_library\n")
+    (tmp_path / "dying.py").write_text("import os\nos._exit(3)\n")
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\ndef test_a():\n"
+        "    assert 'good_one' not in sys.modules and 'bad_one' not in sys.modules\n"
+    )
+    command = verify.parse_command("core/x", "pytest test_it.py -q")
+
+    def run(*modules):
+        outcome = verify.run_command(command, tmp_path, Path(sys.executable), modules)
+        assert outcome.good, outcome.output
+        return outcome.imports
+
+    assert run() is None
+    assert run("good_one") == {}
+    reason = "ModuleNotFoundError: No module named 'no_such_library'"
+    assert run("good_one", "bad_one") == {"bad_one": reason}
+    assert run("dying") is None
+
+
+def test_modules_are_tried_even_where_a_test_file_does_not_import(tmp_path):
+    (tmp_path / "test_it.py").write_text("import no_such_library\n")
+    command = verify.parse_command("core/x", "pytest test_it.py -q")
+    outcome = verify.run_command(command, tmp_path, Path(sys.executable), ["no_such_library"])
+    assert not outcome.good and list(outcome.imports or {}) == ["no_such_library"]
+
+
+def test_one_part_of_the_work_can_be_asked_for(monkeypatch):
+    from ci import independence
+
+    asked = []
+
+    def run(pin, series, origin, jobs, parts, only):
+        asked.append((dict(parts), only))
+        return [], []
+
+    monkeypatch.setattr(independence, "run", run)
+    first = patches.load().names[0]
+    for words in ([], ["--each"], ["--each", "--prefixes", "--sample", "3"], ["--only", first]):
+        assert verify.main(words) == 0
+    assert asked == [
+        (dict(independence.CI), None),
+        ({"each": None}, None),
+        ({"each": 3, "prefixes": 3}, None),
+        ({"whole": None}, first),
+    ]
+    assert verify.main(["--jobs", "0"]) == 1

@@ -17,7 +17,6 @@ the same bytes. Inside the wheel it lies at ``vllm/hipstack/aot`` (:func:`instal
 """
 
 from ci.aot.build import (
-    PACKAGE_DATA,
     WHEEL_FOLDER,
     compile_list,
     install_into,
@@ -27,7 +26,6 @@ from ci.aot.build import (
 from ci.aot.model import AotError, KernelObject, Manifest, Resources
 
 __all__ = [
-    "PACKAGE_DATA",
     "WHEEL_FOLDER",
     "AotError",
     "KernelObject",

@@ -29,8 +29,6 @@ _ROOT = _HERE.parent.parent
 # run time through the package's own path, one folder an architecture so that a multi-architecture
 # wheel can be listed and thinned by folder.
 WHEEL_FOLDER = "hipstack/aot"
-# The patterns that setup.py's package data needs for it.
-PACKAGE_DATA = (f"{WHEEL_FOLDER}/{MANIFEST_NAME}", f"{WHEEL_FOLDER}/*/*.hsaco")
 
 # Line information would put the tree's path into the code objects. Triton counts the variable as
 # part of its cache key although it changes no instruction; this is how it reports it.

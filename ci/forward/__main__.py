@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ci import envs, forward, patches, paths, pin, toml
-from ci.errors import StackError
+from ci.errors import StackError, guarded
 from ci.forward import report
 
 DOCS = paths.ROOT / "docs" / "forward"
@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="with --docs: only say whether they are current"
     )
     args = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         if bool(args.target) == args.docs:
             raise StackError("name one target, or --docs")
         for name in args.out:
@@ -137,9 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(data, Path(name))
         print(_summary(data) if args.out else report.as_markdown(data))
         return 0
-    except StackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+
+    return guarded(work)
 
 
 if __name__ == "__main__":

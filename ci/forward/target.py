@@ -39,21 +39,13 @@ def lookup_sha256(version: str) -> str:
     Raises:
         StackError: The index cannot be reached, or has no such sdist or no hash of it.
     """
-    from pypi_simple import PyPISimple
-
-    index = source.index_url()
-    try:
-        with PyPISimple(endpoint=index) if index else PyPISimple() as client:
-            page = client.get_project_page("vllm", timeout=60)
-    except Exception as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise StackError(
-            f"cannot ask the package index for vLLM {version}: {reason}",
-            "check the network, or name a path with a copy of the sdist",
-        ) from None
-    for package in page.packages:
-        if package.filename == f"vllm-{version}.tar.gz" and package.digests.get("sha256"):
-            return str(package.digests["sha256"])
+    with source.package_index(
+        f"cannot ask the package index for vLLM {version}",
+        "check the network, or name a path with a copy of the sdist",
+    ) as (_, packages):
+        for package in packages:
+            if package.filename == f"vllm-{version}.tar.gz" and package.digests.get("sha256"):
+                return str(package.digests["sha256"])
     raise StackError(f"the package index lists no sdist of vLLM {version} with a sha256")
 
 
@@ -103,7 +95,7 @@ def bring(what: str, pin: Pin, folder: Path, sha256: str = "", repository: str =
             name, origin = what, f"commit {commit}"
         if not (tree / "vllm").is_dir():
             raise StackError(f"{what}: there is no vllm folder in it")
-        _clean(tree)
+        source.remove_generated(tree)
         origin = origin or f"tree, digest {source.tree_digest(tree)}"
         gitstack.remove_tree(folder)
         os.rename(tree, folder)
@@ -140,14 +132,3 @@ def _fetch(repository: str, reference: str, into: Path) -> tuple[Path, str]:
     commit = gitstack.git(tree, "rev-parse", "HEAD").strip()
     shutil.rmtree(tree / ".git")
     return tree, commit
-
-
-def _clean(tree: Path) -> None:
-    """Remove what the release process adds: it would look like changes."""
-    for name in source.NOT_SOURCE_TOP:
-        path = tree / name
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.is_dir():
-            shutil.rmtree(path)
-    (tree / "vllm" / "_version.py").unlink(missing_ok=True)
