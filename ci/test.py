@@ -12,31 +12,78 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from ci import check, envs, paths, pin, tree
 from ci.errors import StackError
 
-_BESIDE = ("vLLM's tree",)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
-def _run(title: str, words: Sequence[str]) -> tuple[int, str]:
-    """Run a command with its output shown; return its code and its last line."""
-    mark = f"{title}: " if title in _BESIDE else ""
-    print(f"== {title}", flush=True)
+@dataclass(frozen=True)
+class Step:
+    """A command and how it is run.
+
+    Attributes:
+        title: What it is called.
+        words: The command.
+        tests: Its last line counts tests.
+        mark: Put before its lines, where other steps print beside it.
+        yields: It takes only what the other steps leave of the CPUs.
+    """
+
+    title: str
+    words: Sequence[str]
+    tests: bool = False
+    mark: str = ""
+    yields: bool = False
+
+
+def _run(step: Step) -> tuple[int, str]:
+    """Run a step with its output shown; return its code and its last line."""
+    print(f"== {step.title}", flush=True)
     begin = time.monotonic()
     process = subprocess.Popen(
-        list(words), cwd=paths.ROOT, text=True,
+        [*(["nice", "-n", "10"] if step.yields else []), *step.words], cwd=paths.ROOT, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     lines: list[str] = []
     assert process.stdout is not None
     for line in process.stdout:
-        print(f"{mark}{line}", end="", flush=True)
+        print(f"{step.mark}{line}", end="", flush=True)
         lines = [*lines[-20:], line]
     code = process.wait()
-    print(f"-- {title}: {'ok' if code == 0 else 'FAILED'} in {time.monotonic() - begin:.0f} s")
+    print(f"-- {step.title}: {'ok' if code == 0 else 'FAILED'} in {time.monotonic() - begin:.0f} s",
+          flush=True)  # fmt: skip
     return code, lines[-1] if lines else ""
+
+
+def chains(python: str, lint: str, quick: bool) -> list[list[Step]]:
+    """Return what is run: the steps of a chain one after the other, the chains together.
+
+    The builds and the other tests each keep one CPU busy; what works on vLLM's tree, in
+    several processes, takes the rest and in the end all of them.
+
+    Args:
+        python: The interpreter of the environment that tests vLLM.
+        lint: That of the environment with ruff and mypy.
+        quick: Leave out builds and vLLM's tree.
+    """
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+    found = [
+        [
+            Step("ruff check", [lint, "-m", "ruff", "check", "ci", "tests"]),
+            Step("ruff format", [lint, "-m", "ruff", "format", "--check", "ci", "tests"]),
+            Step("mypy", [lint, "-m", "mypy"]),
+            Step("tests of the stack", [*pytest, "-m", "not build", "tests"], tests=True),
+        ]
+    ]
+    if not quick:
+        builds = [*pytest, "-m", "build", "tests"]
+        found.append([Step("tests of the build", builds, True, "build: ")])
+        verify = [python, "-m", "ci.verify"]
+        found.append([Step("vLLM's tree", verify, True, "vLLM: ", yields=True)])
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,26 +108,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StackError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    marks = ["-m", "not build"] if args.quick else []
-    quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore"]
-    steps = [
-        ("ruff check", [lint, "-m", "ruff", "check", "ci", "tests"]),
-        ("ruff format", [lint, "-m", "ruff", "format", "--check", "ci", "tests"]),
-        ("mypy", [lint, "-m", "mypy"]),
-        ("tests of the stack and its build", [python, "-m", "pytest", *quiet, *marks, "tests"]),
-    ]
-    if not args.quick:
-        steps.append(("vLLM's tree", [python, "-m", "ci.verify"]))
+    running = chains(python, lint, args.quick)
+    with ThreadPoolExecutor(len(running)) as pool:
+        results = [
+            result
+            for chain in pool.map(lambda chain: [(s, *_run(s)) for s in chain], running)
+            for result in chain
+        ]
     failed = 0
-    with ThreadPoolExecutor(2) as pool:
-        # One process of pytest leaves a core idle: what works on vLLM's tree runs beside it.
-        beside = pool.submit(lambda: [(t, *_run(t, w)) for t, w in steps if t in _BESIDE])
-        results = [(t, *_run(t, w)) for t, w in steps if t not in _BESIDE] + beside.result()
     total = {"passed": 0, "failed": 0, "skipped": 0, "error": 0}
-    for title, code, last in results:
+    for step, code, last in results:
         failed += code != 0
-        print(f"{'ok    ' if code == 0 else 'FAILED'} {title}")
-        if title in ("tests of the stack and its build", "vLLM's tree"):
+        print(f"{'ok    ' if code == 0 else 'FAILED'} {step.title}")
+        if step.tests:
             for number, kind in _COUNT.findall(last):
                 total[kind] += int(number)
     total["failed"] += total.pop("error")
