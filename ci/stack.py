@@ -91,7 +91,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     for patch in patches.load():
-        print(f"{patch.name:<44} {patch.fields.get('Forwarded', '?'):<12} {patch.subject}")
+        forwarded = patch.fields.get("Forwarded", "?").split(",")[0]
+        print(f"{patch.name:<44} {forwarded:<12} {patch.subject}")
 
 
 def _hash(args: argparse.Namespace) -> None:
