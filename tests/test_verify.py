@@ -113,3 +113,25 @@ def test_one_part_of_the_work_can_be_asked_for(monkeypatch):
         ({"whole": None}, first),
     ]
     assert verify.main(["--jobs", "0"]) == 1
+
+
+def test_ci_runs_every_test_once_and_leaves_the_rest_of_the_machine_to_vllms_tree():
+    from ci import test
+
+    full = test.chains("python", "lint", quick=False)
+    selections = [step.words[step.words.index("-m", 2) + 1] for chain in full for step in chain
+                  if step.words[-1] == "tests" and "pytest" in step.words]  # fmt: skip
+    assert sorted(selections) == ["build", "not build"]
+    assert [s.title for chain in full for s in chain if s.yields] == ["vLLM's tree"]
+    (quick,) = test.chains("python", "lint", quick=True)
+    assert quick == full[0]
+
+
+def test_a_steps_output_is_shown_with_its_mark_and_its_last_line_kept(capsys):
+    from ci import test
+
+    code = "print('one'); print('2 passed'); raise SystemExit(3)"
+    step = test.Step("some", [sys.executable, "-c", code], mark="some: ", yields=True)
+    assert test._run(step) == (3, "2 passed\n")
+    shown = capsys.readouterr().out
+    assert "some: one\nsome: 2 passed\n" in shown and "-- some: FAILED" in shown
