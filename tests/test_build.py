@@ -217,13 +217,20 @@ def test_a_patch_that_no_longer_applies_stops_the_build(tmp_path, sdist, the_pin
     )
 
 
-@pytest.mark.build
-def test_the_whole_job_and_again(tmp_path):
-    """`build.sh --arch gfx1201 --extensions none`: a proven wheel; then nothing to do."""
-    out = tmp_path / "dist"
-    command = ["--arch", "gfx1201", "--extensions", "none", "--out", str(out)]
-    first = run(*command)
+@pytest.fixture(scope="module")
+def whole_job(tmp_path_factory):
+    """What `build.sh --arch gfx1201 --extensions none` printed, and its output folder."""
+    out = tmp_path_factory.mktemp("whole") / "dist"
+    first = run("--arch", "gfx1201", "--extensions", "none", "--out", str(out))
     assert first.returncode == 0, first.stdout + first.stderr
+    return first, out
+
+
+@pytest.mark.build
+def test_the_whole_job_and_again(whole_job):
+    """A proven wheel; then nothing to do."""
+    first, out = whole_job
+    command = ["--arch", "gfx1201", "--extensions", "none", "--out", str(out)]
     assert "[8/8]" in first.stdout and "ABSENT" in first.stdout
     made = next(out.glob("*.whl"))
     assert made.name.startswith("vllm-0.31.0+hipstack") and ".gfx1201-" in made.name
@@ -269,12 +276,13 @@ def test_python_must_fit_the_pin(the_pin, bounds, good):
 
 
 @pytest.mark.build
-def test_a_precompiled_wheel_gives_its_libraries(tmp_path):
+def test_a_precompiled_wheel_gives_its_libraries(tmp_path, whole_job):
     """The ops come from a (made-up) ROCm wheel; one that lacks the card is refused."""
     from test_codeobjects import bundle, host_elf
 
-    record = json.loads(next(build_once(tmp_path).glob("*.build.json")).read_text())
-    with zipfile.ZipFile(next((tmp_path / "none").glob("*.whl"))) as archive:
+    _, done = whole_job
+    record = json.loads(next(done.glob("*.build.json")).read_text())
+    with zipfile.ZipFile(next(done.glob("*.whl"))) as archive:
         code = archive.read(sorted(record["code_objects"])[0])
     entry = "hipv4-amdgcn-amd-amdhsa--gfx1201"
     library = host_elf({".hip_fatbin": bundle([(entry, code)])})
@@ -297,13 +305,6 @@ def test_a_precompiled_wheel_gives_its_libraries(tmp_path):
         assert b"Requires-Dist: conch-triton-kernels" in archive.read(metadata)
 
     one_clear_line(run("--arch", "gfx1100", *base), "has code for gfx1201, not for gfx1100")
-
-
-def build_once(tmp_path):
-    out = tmp_path / "none"
-    result = run("--arch", "gfx1201", "--extensions", "none", "--out", str(out))
-    assert result.returncode == 0, result.stdout + result.stderr
-    return out
 
 
 def made_name(tag, local):
