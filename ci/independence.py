@@ -316,6 +316,9 @@ def judge_alone(bench: Bench, series: Series, name: str, stages: Sequence[str]) 
     def works(selected: Series) -> bool:
         return not failing_stage(bench, Cell("search", selected, cell.focus), upto)[0]
 
+    if works(cell.series):
+        # A search would blame the patch at which chance let it pass.
+        return f"{name}: fails now and then ({stage}), the same again passes: {problems[0]}"
     hidden = hidden_dependencies(series, cell.focus, works)
     if hidden:
         text = f"needs {', '.join(hidden)}, which its Depends: does not name"

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import venv
 
 import pytest
 
@@ -42,7 +43,9 @@ def test_the_tools_start_with_the_standard_library_alone(module):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_failed_environment_is_not_mistaken_for_a_good_one(tmp_path):
+def test_a_failed_environment_is_not_mistaken_for_a_good_one(tmp_path, monkeypatch):
+    # Without pip an environment is made in a moment; it is not used here.
+    monkeypatch.setattr(envs, "_venv", lambda folder: venv.create(folder, with_pip=False))
     folder = tmp_path / "env"
     with pytest.raises(StackError, match="installing Python packages failed"):
         envs._make(folder, ["x"], [["{python}", "-c", "raise SystemExit('no such package')"]])

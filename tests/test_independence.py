@@ -94,6 +94,14 @@ def test_a_hidden_dependency_fails_by_name(stage, hidden):
     )
 
 
+def test_what_fails_only_now_and_then_is_no_hidden_dependency():
+    series = series_of("core/a", "core/b", "core/z")
+    fails = iter([["by chance"]])
+    bench = FakeBench(lambda cell, stage: next(fails, []) if stage == "tests" else [])
+    (text,) = verify_each(bench, series, ["core/z"])
+    assert text == "core/z: fails now and then (tests), the same again passes: by chance"
+
+
 def test_several_hidden_dependencies_are_all_named():
     series = series_of("core/a", "core/b", "core/c", "core/d", "core/z")
     bench = needs("core/z", "tests", "core/b", "core/d")
