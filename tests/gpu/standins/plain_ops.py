@@ -85,3 +85,7 @@ def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
 def weak_ref_tensor(x):
     """A view; it keeps the memory, which a test can afford."""
     return x.view_as(x)
+
+
+# Last, so that what has a body keeps it.
+import named_ops  # noqa: E402, F401
