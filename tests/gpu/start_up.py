@@ -507,7 +507,7 @@ def main() -> int:
     parser.add_argument("--tuning-s", type=float, default=60.0, help="budget of tuning")
     parser.add_argument("--budget", type=float, default=330.0, help="seconds in all")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a child")
-    parser.add_argument("--jobs", type=int, default=4, help="compilers at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     parser.add_argument("--target", default="cuda:90", help="Triton's name of this GPU")
     parser.add_argument("--dry-run", action="store_true", help="only build configurations")
     parser.add_argument("--job", help=argparse.SUPPRESS)
