@@ -19,7 +19,7 @@ import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("lay_out.sh", "engine_parity.py", "children.py", "start_up.py")
+SCRIPTS = ("lay_out.sh", "engine_parity.py", "children.py", "start_up.py", "tensor_parallel.py")
 GLIBCS = ["2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"]
 PLATFORMS = [f"manylinux_{v}_x86_64" for v in GLIBCS]
 PLATFORMS += [f"manylinux{v}_x86_64" for v in ("1", "2010", "2014")]

@@ -399,7 +399,8 @@ class Run:
     def start(self, case: Case, gpu: int) -> None:
         """Run one case; without a draft model if it fails with one."""
         result = self.child("start", case.name, gpu, case=dataclasses.asdict(case))
-        if "error" in result and self.draft and not self.results:
+        good = any("error" not in other for other in self.results.values())
+        if "error" in result and not good:
             print(f"{case.name}: {result['error']}\nNow without a draft model.", flush=True)
             self.draft = False
             result = self.child("start", case.name, gpu, case=dataclasses.asdict(case))
