@@ -2,17 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure starts and first requests: empty caches, prebuilt kernels, warm; static, tuned.
 
-An engine with a draft model starts with nothing cached, with the kernels that the
-wheel's own machinery compiled before (here for this GPU), and with its caches full;
-each with and without tuning. Triton's compilation listener and vLLM's JIT monitor tell
-what was compiled during the start, the first request, and a sweep of other requests.
-Nothing of the segmented kernels may compile after the start.
+An engine with a draft model starts with none of the segmented kernels cached, with
+those that the wheel's own machinery compiled before (here for this GPU), and with all
+of them; each with and without tuning. Triton's compilation listener and vLLM's JIT
+monitor tell what was compiled during the start, the first request, and a sweep of other
+requests. Nothing of the segmented kernels may compile after the start.
 
-    python3 start_up.py [--gpus 2] [--tuning-s 60] [--budget 330]
+    python3 start_up.py [--gpus 2] [--tuning-s 100] [--budget 330]
+    python3 start_up.py --all-empty   # nothing cached: vLLM's other kernels compile, too
     python3 start_up.py --dry-run     # builds every configuration; needs no GPU
 
-Times are those of this machine and of plain ops beside attention: only comparisons
-within one run mean anything.
+vLLM warms up some 190 variants of its own sampling and drafting kernels, which takes a
+minute and more: without --all-empty that is off, and those that are used come from a
+first start, so that what differs is attention's. Times are those of this machine and of
+plain ops beside attention: only comparisons within one run mean anything.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import argparse
 import dataclasses
 import importlib.util
 import json
-import logging
 import os
+import re
+import shutil
 import statistics
 import sys
 import tempfile
@@ -44,7 +48,12 @@ LISTED = ("qwen3-8b", "qwen3-1.7b")
 TARGET = parity._qwen3(2048, 2, 32, 8, 128)
 DRAFT = parity._qwen3(1024, 1, 16, 8, 128)
 PROMPT, NEW_TOKENS, REPEATS = 700, 16, 8
-FOLLOWED = ("Prebuilt kernels", "ROCM_SEGMENTED_ATTN", "during inference", "tuned", "record")
+# What to show of a log.
+FOLLOWED = re.compile(
+    r"\] ((?:Prebuilt kernels|ROCM_SEGMENTED_ATTN: (?!\d+ layer)|Segmented attention is|"
+    r"Segmented attention was|Tuning had|The record|JIT kernel warmup finished).*)"
+    r"|(\S.* during inference: \w+)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +78,16 @@ class Case:
     records: bool = False
 
 
+# Fills the cache with vLLM's other kernels, and the machine's own with libraries.
+SEED = Case("TRITON_ATTN, first start", BASE, False, "seed")
 STATIC = [
-    Case("static, empty caches", TESTED, False, "static"),
+    Case("static, empty", TESTED, False, "static"),
     Case("static, prebuilt", TESTED, False, "static-prebuilt", prebuilt=True),
     Case("static, warm", TESTED, False, "static"),
-    Case("TRITON_ATTN, empty caches", BASE, False, "base"),
-    Case("TRITON_ATTN, warm", BASE, False, "base"),
+    Case("TRITON_ATTN, warm", BASE, False, "seed"),
 ]
 TUNED = [
-    Case("tuned, empty caches", TESTED, True, "tuned"),
+    Case("tuned, empty", TESTED, True, "tuned"),
     Case("tuned, warm", TESTED, True, "tuned"),
     Case("tuned, prebuilt + records", TESTED, True, "tuned-prebuilt", True, True),
 ]
@@ -94,7 +104,9 @@ def write_model(config: dict, folder: Path, name: str) -> str:
     return str(path)
 
 
-def engine_args(case: Case, folder: Path, *, draft: bool, tuning_s: float) -> dict[str, Any]:
+def engine_args(
+    case: Case, folder: Path, *, draft: bool, tuning_s: float, jit_warmup: bool
+) -> dict[str, Any]:
     """Arguments of ``LLM``."""
     args: dict[str, Any] = dict(
         model=write_model(TARGET, folder, "target"),
@@ -117,6 +129,7 @@ def engine_args(case: Case, folder: Path, *, draft: bool, tuning_s: float) -> di
             "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
         },
         kernel_config={
+            "enable_jit_warmup": jit_warmup,
             "enable_rocm_segmented_attn_autotune": case.tuned,
             "rocm_segmented_attn_autotune_budget_s": tuning_s,
         },
@@ -157,15 +170,6 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
 
     seen = Compilations()
     triton.knobs.compilation.listener = seen
-    lines: list[str] = []
-
-    class Notes(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage()
-            if any(word in text for word in FOLLOWED):
-                lines.append(text)
-
-    logging.getLogger("vllm").addHandler(Notes())
     from vllm.model_executor.warmup import rocm_segmented_attn_autotune_warmup as tuner
 
     if case.prebuilt:
@@ -177,7 +181,8 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("the records of the other start cannot be imported")
     imported = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(**engine_args(case, Path(folder), draft=job["draft"], tuning_s=job["tuning_s"]))
+        options = {name: job[name] for name in ("draft", "tuning_s", "jit_warmup")}
+        llm = LLM(**engine_args(case, Path(folder), **options))
     started = time.perf_counter()
 
     def ask(lengths: list[int], seed: int, count: int = NEW_TOKENS) -> tuple[float, float]:
@@ -221,7 +226,6 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
         kernels=seen.seen,
         paths=parity.path_counts() if case.backend == TESTED else {},
         records=kept,
-        lines=lines,
     )
 
 
@@ -362,6 +366,7 @@ class Run:
         self.options, self.folder = options, folder
         self.deadline = children.Deadline(options.budget)
         self.results: dict[str, dict[str, Any]] = {}
+        self.seeded = threading.Event()
         self.prebuilt: dict[str, Any] = {}
         self.prebuilt_done = threading.Event()
         self.tuning_done = threading.Event()
@@ -381,6 +386,7 @@ class Run:
                 jobs=self.options.jobs,
                 tuning_s=self.options.tuning_s,
                 draft=self.draft,
+                jit_warmup=self.options.all_empty,
                 **job,
             ),
             name=name,
@@ -391,13 +397,27 @@ class Run:
                 "TRITON_CACHE_DIR": str(caches / "triton"),
                 "VLLM_CACHE_ROOT": str(caches / "vllm"),
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "FAKE_GPU_COUNT": str(self.options.gpus),
             },
         )
-        result.pop("log", None)
+        found = FOLLOWED.findall(result.pop("log", ""))
+        result["lines"] = list(dict.fromkeys(one or other for one, other in found))
         return result
+
+    def seed(self, case: Case) -> None:
+        """Give a case's cache vLLM's other kernels, unless it is there already."""
+        cache = self.folder / "caches" / case.caches / "triton"
+        seed = self.folder / "caches" / SEED.caches / "triton"
+        if self.options.all_empty or cache.exists() or not seed.exists():
+            return
+        shutil.copytree(seed, cache)
+        # Entries list their files by absolute path.
+        for group in cache.glob("*/__grp__*.json"):
+            group.write_text(group.read_text().replace(f"/{SEED.caches}/", f"/{case.caches}/"))
 
     def start(self, case: Case, gpu: int) -> None:
         """Run one case; without a draft model if it fails with one."""
+        self.seed(case)
         result = self.child("start", case.name, gpu, case=dataclasses.asdict(case))
         good = any("error" not in other for other in self.results.values())
         if "error" in result and not good:
@@ -418,6 +438,7 @@ class Run:
     def tuned(self) -> None:
         """Measure, start again, and start with the records elsewhere."""
         gpu = self.options.gpus - 1
+        self.seeded.wait(self.deadline.left())
         for case in TUNED:
             if case.prebuilt:
                 self.prebuilt_done.wait(self.deadline.left())
@@ -426,13 +447,21 @@ class Run:
 
     def static(self) -> None:
         """Start with the static choices; not while the only GPU is being measured on."""
-        self.prebuilt = self.child("prebuild", "prebuild", 0)
-        self.prebuilt_done.set()
-        print(f"prebuilt for {self.options.target}: {self.prebuilt}", flush=True)
+        compiling = threading.Thread(target=self.compile)
+        compiling.start()
+        self.start(SEED, 0)
+        self.seeded.set()
+        compiling.join()
         if self.options.gpus == 1:
             self.tuning_done.wait(self.deadline.left())
         for case in STATIC:
             self.start(case, 0)
+
+    def compile(self) -> None:
+        """Make what the wheel would carry."""
+        self.prebuilt = self.child("prebuild", "prebuild", 0)
+        self.prebuilt_done.set()
+        print(f"prebuilt for {self.options.target}: {self.prebuilt}", flush=True)
 
     def all(self) -> bool:
         """Run everything; whether all was as it should be."""
@@ -445,6 +474,7 @@ class Run:
             finally:
                 self.tuning_done.set()
                 self.prebuilt_done.set()
+                self.seeded.set()
 
         tracks = [
             threading.Thread(target=guarded, args=(track,)) for track in (self.tuned, self.static)
@@ -453,7 +483,7 @@ class Run:
             thread.start()
         for thread in tracks:
             thread.join()
-        order = [*STATIC, *TUNED]
+        order = [SEED, *STATIC, *TUNED]
         missing = {"error": "not run"}
         self.results = {c.name: self.results.get(c.name, missing) for c in order}
         self.save()
@@ -474,7 +504,7 @@ class Run:
                 text.append(f"{name}, after the start: {json.dumps(late)}")
         for name, result in self.results.items():
             text += [f"{name}: {line}" for line in result.get("lines", [])]
-        text += self.results["tuned, empty caches"].get("records", [])
+        text += self.results["tuned, empty"].get("records", [])
         print("\n".join(text), flush=True)
         children.keep("start_up.txt", "\n".join(text) + "\n")
         return self.draft and not any(wrong.values()) and "error" not in self.prebuilt
@@ -485,8 +515,8 @@ def dry_run() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     with tempfile.TemporaryDirectory() as folder:
-        for case in (*STATIC, *TUNED):
-            args = engine_args(case, Path(folder), draft=True, tuning_s=60.0)
+        for case in (SEED, *STATIC, *TUNED):
+            args = engine_args(case, Path(folder), draft=True, tuning_s=60.0, jit_warmup=True)
             config = EngineArgs(**args).create_engine_config()
             kernel = config.kernel_config
             print(
@@ -505,11 +535,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpus", type=int, default=1, help="tuning gets one of two")
-    parser.add_argument("--tuning-s", type=float, default=60.0, help="budget of tuning")
+    parser.add_argument("--tuning-s", type=float, default=100.0, help="budget of tuning")
     parser.add_argument("--budget", type=float, default=330.0, help="seconds in all")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a child")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     parser.add_argument("--target", default="cuda:90", help="Triton's name of this GPU")
+    parser.add_argument("--all-empty", action="store_true", help="no other kernels cached")
     parser.add_argument("--dry-run", action="store_true", help="only build configurations")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()

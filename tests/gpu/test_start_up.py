@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import children
 import start_up
 
-CASES = {case.name: case for case in (*start_up.STATIC, *start_up.TUNED)}
+CASES = {case.name: case for case in (start_up.SEED, *start_up.STATIC, *start_up.TUNED)}
 
 
 def result(**changes: object) -> dict:
@@ -42,7 +42,7 @@ def test_a_good_start(name: str) -> None:
         ("static, warm", {"kernels": {"start": {"ours compiled": {"a": 1}}}}, "in spite"),
         ("static, prebuilt", {"kernels": {"start": {"ours compiled": {"a": 1}}}}, "in spite"),
         (
-            "static, empty caches",
+            "static, empty",
             {"kernels": {"start": {"ours found": {"a": 1}}, "sweep": {"ours found": {"a": 1}}}},
             "after the start",
         ),
@@ -53,6 +53,23 @@ def test_a_good_start(name: str) -> None:
 def test_a_bad_start(name: str, changes: dict, words: str) -> None:
     (wrong,) = start_up.judge(CASES[name], result(**changes))
     assert words in wrong
+
+
+LOG = """
+(MainProcess pid=1) INFO 11-30 22:24:54 [a.py:235] ROCM_SEGMENTED_ATTN: warmed up 24 kernel variants
+(MainProcess pid=1) INFO 11-30 22:26:33 [b.py:292] ROCM_SEGMENTED_ATTN: 2 layer(s) from model on: x
+(MainProcess pid=1) INFO 11-30 22:26:33 [c.py:386] Prebuilt kernels: 24 put into the Triton cache
+(W pid=9) WARNING 11-30 20:18:31 [m.py:140] Triton kernel JIT compilation during inference: _one.
+"""
+
+
+def test_what_a_log_says() -> None:
+    found = [one or other for one, other in start_up.FOLLOWED.findall(LOG)]
+    assert found[:2] == [
+        "ROCM_SEGMENTED_ATTN: warmed up 24 kernel variants",
+        "Prebuilt kernels: 24 put into the Triton cache",
+    ]
+    assert found[2].endswith("Triton kernel JIT compilation during inference: _one")
 
 
 def test_the_table_has_a_row_for_each_start() -> None:
