@@ -13,15 +13,18 @@ requests. Nothing of the segmented kernels may compile after the start.
     python3 start_up.py --dry-run     # builds every configuration; needs no GPU
 
 vLLM warms up some 190 variants of its own sampling and drafting kernels, which takes a
-minute and more: without --all-empty that is off, and those that are used come from a
-first start, so that what differs is attention's. Times are those of this machine and of
-plain ops beside attention: only comparisons within one run mean anything.
+minute and more: without --all-empty that is off, and later starts find those that the
+first one used, so that what differs is attention's. The libraries are read before, too.
+Times are those of this machine and of plain ops beside attention: only comparisons within
+one run mean anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
+import fcntl
 import importlib.util
 import json
 import os
@@ -34,6 +37,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +47,18 @@ import engine_parity as parity
 HERE = Path(__file__).resolve()
 TESTED, BASE = parity.TESTED, parity.BASE
 OURS = "vllm.v1.attention.ops.segmented_attention"
+OUR_KERNELS = (
+    "_schedule_items_kernel",
+    "_schedule_segments_kernel",
+    "_segmented_attention_kernel",
+    "_combine_kernel",
+)
 # Attention of Qwen3-8B and Qwen3-0.6B, which the wheel's list of models has.
 LISTED = ("qwen3-8b", "qwen3-1.7b")
 TARGET = parity._qwen3(2048, 2, 32, 8, 128)
 DRAFT = parity._qwen3(1024, 1, 16, 8, 128)
+# Lengths of prompts that are sent together.
+SWEEP = [[1], [2], [5], [17], [130], [3000], [9000], [31000], [3, 700, 40], [9] * 16]
 PROMPT, NEW_TOKENS, REPEATS = 700, 16, 8
 # What to show of a log.
 FOLLOWED = re.compile(
@@ -67,6 +79,7 @@ class Case:
         caches: Name of the folder that holds its caches; two of one name share it.
         prebuilt: Whether the wheel's kernels are there.
         records: Whether tuning records of another machine are imported before.
+        others: Name of the folder whose entries of vLLM's other kernels it begins with.
 
     """
 
@@ -76,20 +89,19 @@ class Case:
     caches: str
     prebuilt: bool = False
     records: bool = False
+    others: str | None = None
 
 
-# Fills the cache with vLLM's other kernels, and the machine's own with libraries.
-SEED = Case("TRITON_ATTN, first start", BASE, False, "seed")
 STATIC = [
     Case("static, empty", TESTED, False, "static"),
-    Case("static, prebuilt", TESTED, False, "static-prebuilt", prebuilt=True),
+    Case("static, prebuilt", TESTED, False, "static-prebuilt", prebuilt=True, others="static"),
     Case("static, warm", TESTED, False, "static"),
-    Case("TRITON_ATTN, warm", BASE, False, "seed"),
+    Case("TRITON_ATTN, empty", BASE, False, "base", others="static"),
 ]
 TUNED = [
     Case("tuned, empty", TESTED, True, "tuned"),
     Case("tuned, warm", TESTED, True, "tuned"),
-    Case("tuned, prebuilt + records", TESTED, True, "tuned-prebuilt", True, True),
+    Case("tuned, prebuilt + records", TESTED, True, "tuned-prebuilt", True, True, "tuned"),
 ]
 
 
@@ -161,6 +173,57 @@ class Compilations:
         phase.setdefault(f"{whose} {how}", Counter())[name] += 1
 
 
+def note_loads(seen: Compilations) -> None:
+    """Note when compiled kernels reach the device, which Triton does at first launch."""
+    import triton
+
+    kind = triton.compiler.CompiledKernel
+    plain = kind._init_handles
+
+    def load(kernel: Any) -> None:
+        name = str(getattr(kernel, "name", "?"))
+        if getattr(kernel, "module", None) is None:
+            whose = "ours" if name in OUR_KERNELS else "others"
+            phase = seen.seen.setdefault(seen.phase, {})
+            phase.setdefault(f"{whose} loaded", Counter())[name] += 1
+        plain(kernel)
+
+    kind._init_handles = load
+
+
+class Sampler:
+    """Tells where the main thread spends its time, by looking every few milliseconds."""
+
+    def __init__(self) -> None:
+        self.places: Counter[str] = Counter()
+        self._thread = threading.get_ident()
+        self._end = threading.Event()
+
+    def __enter__(self) -> Sampler:
+        threading.Thread(target=self._look, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def _look(self) -> None:
+        last = time.perf_counter()
+        while not self._end.wait(0.005):
+            frame = sys._current_frames().get(self._thread)
+            now = time.perf_counter()
+            names = []
+            while frame is not None and len(names) < 3:
+                code = frame.f_code
+                names.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
+                frame = frame.f_back
+            self.places[" < ".join(names)] += round(1e6 * (now - last))
+            last = now
+
+    def worst(self) -> dict[str, int]:
+        """Return the places with most time, in milliseconds."""
+        return {place: us // 1000 for place, us in self.places.most_common(8)}
+
+
 def start(job: dict[str, Any]) -> dict[str, Any]:
     """Start an engine and serve requests; returns times and what was compiled."""
     case = Case(**job["case"])
@@ -170,6 +233,7 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
 
     seen = Compilations()
     triton.knobs.compilation.listener = seen
+    note_loads(seen)
     from vllm.model_executor.warmup import rocm_segmented_attn_autotune_warmup as tuner
 
     if case.prebuilt:
@@ -198,16 +262,18 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
         metrics = outputs[0].metrics
         return spent, float(getattr(metrics, "first_token_latency", 0.0) or 0.0)
 
-    seen.phase = "first request"
-    first, first_token = ask([PROMPT], 1)
-    seen.phase = "later"
-    again = [ask([PROMPT], 2 + i) for i in range(REPEATS)]
-    seen.phase = "sweep"
-    seed = 100
-    for lengths in ([1], [2], [5], [17], [130], [3000], [9000], [31000], [3, 700, 40], [9] * 16):
-        seed += 1
-        ask(lengths, seed, 4)
-        ask(lengths, seed, 4)  # its prefix is cached now
+    # Other engines may be starting on this GPU; requests have it for themselves.
+    with open(job["turn"], "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        seen.phase = "first request"
+        with Sampler() as sampler:
+            first, first_token = ask([PROMPT], 1)
+        seen.phase = "later"
+        again = [ask([PROMPT], 2 + i) for i in range(REPEATS)]
+        seen.phase = "sweep"
+        for seed, lengths in enumerate(SWEEP, 100):
+            ask(lengths, seed, 4)
+            ask(lengths, seed, 4)  # its prefix is cached now
     if case.tuned and not case.records:
         tuner.main(["export", records])
     from vllm.v1.attention.ops import segmented_attention_tuning as tuning
@@ -224,6 +290,7 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
         again_s=statistics.median(total for total, _ in again[2:]),
         again_token_s=statistics.median(token for _, token in again[2:]),
         kernels=seen.seen,
+        worst=sampler.worst(),
         paths=parity.path_counts() if case.backend == TESTED else {},
         records=kept,
     )
@@ -276,6 +343,44 @@ def prebuild(job: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the parent
 
 
+def copy_others(source: Path, target: Path) -> int:
+    """Copy a Triton cache without the segmented kernels.
+
+    Returns:
+        Number of entries that were copied; none if there is no source.
+
+    """
+    copied = 0
+    for entry in source.iterdir() if source.is_dir() else ():
+        names = {path.stem.removeprefix("__grp__") for path in entry.iterdir()}
+        if names & set(OUR_KERNELS):
+            continue
+        shutil.copytree(entry, target / entry.name)
+        # Entries list their files by absolute path.
+        for group in (target / entry.name).glob("__grp__*.json"):
+            group.write_text(group.read_text().replace(f"{source}/", f"{target}/"))
+        copied += 1
+    return copied
+
+
+def read_libraries() -> None:
+    """Bring the libraries of torch and Triton into memory.
+
+    The first process to use a kernel of theirs would wait for the disk.
+    """
+    begin, read = time.monotonic(), 0
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return
+    site = Path(spec.origin).parents[1]
+    for folder in (site / "torch" / "lib", site / "nvidia", site / "triton"):
+        for path in folder.rglob("*.so*"):
+            with suppress(OSError), path.open("rb") as stream:
+                while block := stream.read(1 << 24):
+                    read += len(block)
+    print(f"{read / 1e9:.1f} GB of libraries in {time.monotonic() - begin:.0f} s", flush=True)
+
+
 def count(result: dict[str, Any], what: str, *phases: str) -> int:
     """Add up the kernels of some phases."""
     return sum(
@@ -295,7 +400,7 @@ def judge(case: Case, result: dict[str, Any]) -> list[str]:
     if case.backend != TESTED:
         return []
     wrong = []
-    for how in ("compiled", "found"):
+    for how in ("compiled", "found", "loaded"):
         if late := count(result, f"ours {how}", *AFTER):
             wrong.append(f"{late} of our kernels {how} after the start")
     compiled, found = (count(result, f"ours {how}", "start") for how in ("compiled", "found"))
@@ -366,7 +471,6 @@ class Run:
         self.options, self.folder = options, folder
         self.deadline = children.Deadline(options.budget)
         self.results: dict[str, dict[str, Any]] = {}
-        self.seeded = threading.Event()
         self.prebuilt: dict[str, Any] = {}
         self.prebuilt_done = threading.Event()
         self.tuning_done = threading.Event()
@@ -387,6 +491,7 @@ class Run:
                 tuning_s=self.options.tuning_s,
                 draft=self.draft,
                 jit_warmup=self.options.all_empty,
+                turn=str(self.folder / f"gpu{gpu}"),
                 **job,
             ),
             name=name,
@@ -405,19 +510,14 @@ class Run:
         return result
 
     def seed(self, case: Case) -> None:
-        """Give a case's cache vLLM's other kernels, unless it is there already."""
-        cache = self.folder / "caches" / case.caches / "triton"
-        seed = self.folder / "caches" / SEED.caches / "triton"
-        if self.options.all_empty or cache.exists() or not seed.exists():
+        """Let a case begin with vLLM's other kernels."""
+        folder = self.folder / "caches"
+        if self.options.all_empty or case.others is None:
             return
-        shutil.copytree(seed, cache)
-        # Entries list their files by absolute path.
-        for group in cache.glob("*/__grp__*.json"):
-            group.write_text(group.read_text().replace(f"/{SEED.caches}/", f"/{case.caches}/"))
+        copy_others(folder / case.others / "triton", folder / case.caches / "triton")
 
     def start(self, case: Case, gpu: int) -> None:
         """Run one case; without a draft model if it fails with one."""
-        self.seed(case)
         result = self.child("start", case.name, gpu, case=dataclasses.asdict(case))
         good = any("error" not in other for other in self.results.values())
         if "error" in result and not good:
@@ -438,24 +538,26 @@ class Run:
     def tuned(self) -> None:
         """Measure, start again, and start with the records elsewhere."""
         gpu = self.options.gpus - 1
-        self.seeded.wait(self.deadline.left())
-        for case in TUNED:
-            if case.prebuilt:
-                self.prebuilt_done.wait(self.deadline.left())
-            self.start(case, gpu)
-            self.tuning_done.set()
+        self.start(TUNED[0], gpu)
+        self.tuning_done.set()
+        self.together(TUNED[1:], gpu)
 
     def static(self) -> None:
         """Start with the static choices; not while the only GPU is being measured on."""
         compiling = threading.Thread(target=self.compile)
         compiling.start()
-        self.start(SEED, 0)
-        self.seeded.set()
-        compiling.join()
         if self.options.gpus == 1:
             self.tuning_done.wait(self.deadline.left())
-        for case in STATIC:
-            self.start(case, 0)
+        self.start(STATIC[0], 0)
+        self.together(STATIC[1:], 0)
+
+    def together(self, cases: list[Case], gpu: int) -> None:
+        """Run what depends on the first start only; requests take turns."""
+        self.prebuilt_done.wait(self.deadline.left())
+        for case in cases:
+            self.seed(case)
+        with concurrent.futures.ThreadPoolExecutor(len(cases)) as threads:
+            list(threads.map(lambda case: self.start(case, gpu), cases))
 
     def compile(self) -> None:
         """Make what the wheel would carry."""
@@ -474,8 +576,8 @@ class Run:
             finally:
                 self.tuning_done.set()
                 self.prebuilt_done.set()
-                self.seeded.set()
 
+        threading.Thread(target=read_libraries, daemon=True).start()
         tracks = [
             threading.Thread(target=guarded, args=(track,)) for track in (self.tuned, self.static)
         ]
@@ -483,7 +585,7 @@ class Run:
             thread.start()
         for thread in tracks:
             thread.join()
-        order = [SEED, *STATIC, *TUNED]
+        order = [*STATIC, *TUNED]
         missing = {"error": "not run"}
         self.results = {c.name: self.results.get(c.name, missing) for c in order}
         self.save()
@@ -504,6 +606,8 @@ class Run:
                 text.append(f"{name}, after the start: {json.dumps(late)}")
         for name, result in self.results.items():
             text += [f"{name}: {line}" for line in result.get("lines", [])]
+            for place, spent in result.get("worst", {}).items():
+                text.append(f"{name}, first request: {spent} ms in {place}")
         text += self.results["tuned, empty"].get("records", [])
         print("\n".join(text), flush=True)
         children.keep("start_up.txt", "\n".join(text) + "\n")
@@ -515,7 +619,7 @@ def dry_run() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     with tempfile.TemporaryDirectory() as folder:
-        for case in (SEED, *STATIC, *TUNED):
+        for case in (*STATIC, *TUNED):
             args = engine_args(case, Path(folder), draft=True, tuning_s=60.0, jit_warmup=True)
             config = EngineArgs(**args).create_engine_config()
             kernel = config.kernel_config

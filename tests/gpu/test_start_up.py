@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import children
 import start_up
 
-CASES = {case.name: case for case in (start_up.SEED, *start_up.STATIC, *start_up.TUNED)}
+CASES = {case.name: case for case in (*start_up.STATIC, *start_up.TUNED)}
 
 
 def result(**changes: object) -> dict:
@@ -78,6 +78,25 @@ def test_the_table_has_a_row_for_each_start() -> None:
     assert "0/3" in rows[1]
     assert "2/0" in rows[1]
     assert "ERROR" in rows[2]
+
+
+def test_a_copied_cache_lacks_the_segmented_kernels(tmp_path: Path) -> None:
+    source, target = tmp_path / "one" / "triton", tmp_path / "two" / "triton"
+    for name in ("_combine_kernel", "other_kernel"):
+        entry = source / name.upper()
+        entry.mkdir(parents=True)
+        (entry / f"{name}.cubin").write_bytes(b"code")
+        (entry / f"__grp__{name}.json").write_text(f'{{"child": "{entry}/{name}.cubin"}}')
+    assert start_up.copy_others(source, target) == 1
+    (group,) = target.glob("*/__grp__*.json")
+    assert group.read_text() == f'{{"child": "{target}/OTHER_KERNEL/other_kernel.cubin"}}'
+    assert start_up.copy_others(tmp_path / "none", target) == 0
+
+
+def test_the_sampler_tells_where_time_went() -> None:
+    with start_up.Sampler() as sampler:
+        time.sleep(0.1)
+    assert any("the_sampler_tells" in place for place in sampler.worst())
 
 
 CHILD = """
