@@ -34,7 +34,7 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         ca-certificates g++ git python3 python3-dev python3-venv quilt \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 COPY ci/image/inside/install.py /opt/hipstack/
 RUN --mount=type=cache,target=/root/.cache/pip python3 /opt/hipstack/install.py torch
 ARG ARCH
@@ -71,7 +71,7 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         ca-certificates g++ python3 python3-dev python3-venv ${EXTRA_PACKAGES} \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 COPY ci/image/inside/install.py /opt/hipstack/
 RUN --mount=type=cache,target=/root/.cache/pip python3 /opt/hipstack/install.py torch
 

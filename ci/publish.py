@@ -1,12 +1,5 @@
 """Make a release: wheels for every family, their proofs and records, images, statements.
 
-examples:
-  python3 -m ci.publish --dry-run                     what would be made, and what is in the way
-  python3 -m ci.publish --out release                 everything but the images
-  python3 -m ci.publish --wheels dist --out release   around wheels that build.sh made elsewhere
-  python3 -m ci.publish --wheels dist --out release --images --registry HOST/OWNER/hipstack --push
-  python3 -m ci.publish --verify release              is what lies there what it says?
-
 The folder then holds the wheels, a build record and an SBOM for each, RELEASE_NOTES.md,
 images.json, the provenance statement and SHA256SUMS.  docs/verify.md says how to check them.
 """
@@ -37,6 +30,14 @@ from ci.pin import Pin
 from ci.repository import Repository
 from ci.run import run
 
+EPILOG = """\
+examples:
+  python3 -m ci.publish --dry-run                     what would be made, what is in the way
+  python3 -m ci.publish --out release                 everything but the images
+  python3 -m ci.publish --wheels dist --out release   around wheels that build.sh made elsewhere
+  python3 -m ci.publish --wheels dist --images --registry HOST/OWNER/hipstack --push
+  python3 -m ci.publish --verify release              is what lies there what it says?
+"""
 SUMS = "SHA256SUMS"
 NOTES = "RELEASE_NOTES.md"
 IMAGES = "images.json"
@@ -149,7 +150,7 @@ def notes(release: Release, extensions: Mapping[str, str]) -> str:
 
 
 def wheel_problems(
-    wheel: Path, record: Mapping[str, Any], sbom: Mapping[str, Any], item: Item, series: Series
+    wheel: Path, record: Mapping[str, Any], sbom: Mapping[str, Any], item: Item, set_hash: str
 ) -> list[str]:
     """Compare a wheel, from its file alone, with its record, its SBOM and the plan.
 
@@ -158,12 +159,13 @@ def wheel_problems(
         record: Its build record.
         sbom: Its CycloneDX SBOM.
         item: What it should be.
-        series: The patches that should be in it.
+        set_hash: The hash of the patches that should be in it.
 
     Returns:
         Sentences; empty for a good wheel.
     """
-    from ci import codeobjects, wheel as wheels
+    from ci import codeobjects
+    from ci import wheel as wheels
 
     digest = source.sha256(wheel)
     found = []
@@ -172,14 +174,14 @@ def wheel_problems(
     try:
         with zipfile.ZipFile(wheel) as archive:
             stack = json.loads(archive.read(wheels.STACK_JSON))
-            set_hash, names = stack["set_hash"], tuple(stack["arches"])
+            said, names = str(stack["set_hash"]), tuple(stack["arches"])
         objects = codeobjects.arches_by_file(codeobjects.scan_wheel(wheel))
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         return [*found, f"cannot be read: {error}"]
     except codeobjects.CodeObjectError as error:
         return [*found, str(error)]
-    if set_hash != series.set_hash:
-        found.append(f"was built from the set {set_hash[:12]}, not {series.set_hash[:12]}")
+    if said != set_hash:
+        found.append(f"was built from the set {said[:12]}, not {set_hash[:12]}")
     if names != item.arches:
         found.append(f"is for {', '.join(names)}, not {', '.join(item.arches)}")
     if objects != record.get("code_objects"):
@@ -189,7 +191,9 @@ def wheel_problems(
         found.append(f"its kernels are for {', '.join(sorted(held)) or 'nothing'}")
     for file, those in objects.items():
         if file.endswith(".so") and not set(item.arches) <= set(those):
-            found.append(f"{file} lacks code for {', '.join(sorted(set(item.arches) - set(those)))}")
+            found.append(
+                f"{file} lacks code for {', '.join(sorted(set(item.arches) - set(those)))}"
+            )
     component = sbom.get("metadata", {}).get("component", {})
     hashes = {h.get("content") for h in component.get("hashes", [])}
     if component.get("version") != record.get("version") or digest not in hashes:
@@ -376,7 +380,7 @@ def gather(release: Release, args: argparse.Namespace, out: Path) -> dict[str, d
                 raise StackError(f"{item.family}: the wheel could not be built")
         record = json.loads((out / names[1]).read_text())
         sbom = json.loads((out / names[2]).read_text())
-        if found := wheel_problems(out / item.wheel, record, sbom, item, release.series):
+        if found := wheel_problems(out / item.wheel, record, sbom, item, release.series.set_hash):
             raise StackError(f"{item.wheel} {'; '.join(found)}")
         print(f"proved {item.wheel}: {len(record['code_objects'])} files with GPU code", flush=True)
         records[item.family] = record
@@ -425,6 +429,32 @@ def make_images(
             "wheel": item.wheel,
             "layers": [[layer.size, layer.made_by[:200]] for layer in engine.layers(name)],
         }
+    return made
+
+
+def read_images(folder: Path, out: Path) -> dict[str, dict[str, Any]]:
+    """Take over what other machines recorded of the images that they made.
+
+    Args:
+        folder: Where their ``images.json`` and SBOMs lie, at any depth.
+        out: The release's folder, which gets the SBOMs.
+
+    Returns:
+        As `make_images`.
+
+    Raises:
+        StackError: There is no record, or one cannot be read.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for file in sorted(folder.rglob(IMAGES)):
+        try:
+            made |= json.loads(file.read_text())
+        except (OSError, ValueError, TypeError) as error:
+            raise StackError(f"{file}: {error}") from None
+    for file in sorted(folder.rglob("*.image.cdx.json")):
+        write(out / file.name, file.read_text())
+    if not made:
+        raise StackError(f"--image-records {folder}: there is no {IMAGES} in it")
     return made
 
 
@@ -487,7 +517,11 @@ def publish(release: Release, args: argparse.Namespace, out: Path) -> None:
     records = gather(release, args, out)
     modes = {family: record["extensions"]["mode"] for family, record in records.items()}
     write(out / NOTES, notes(release, modes))
-    images = make_images(release, args, out, records) if args.images else {}
+    images: dict[str, dict[str, Any]] = {}
+    if args.images:
+        images = make_images(release, args, out, records)
+    elif args.image_records:
+        images = read_images((paths.CWD / args.image_records).resolve(), out)
     write(out / IMAGES, json.dumps(images, indent=2, sort_keys=True) + "\n")
     subjects = digests(out, (SUMS, release.statement_name))
     # An image that nobody can pull is not attested.
@@ -519,7 +553,7 @@ def verify(folder: Path, series: Series | None = None) -> list[str]:
         lines = (folder / SUMS).read_text().splitlines()
     except OSError as error:
         raise StackError(f"{folder / SUMS}: {error.strerror}") from None
-    said = dict(reversed(line.split("  ", 1)) for line in lines if "  " in line)
+    said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     present = digests(folder, (SUMS,))
     found = [f"{n} is listed but absent" for n in sorted(set(said) - set(present))]
     found += [f"{n} is not listed" for n in sorted(set(present) - set(said))]
@@ -541,18 +575,12 @@ def verify(folder: Path, series: Series | None = None) -> list[str]:
             sbom = json.loads((folder / f"{stem}.cdx.json").read_text())
             names = tuple(record["stack"]["arches"])
             item = Item(arches.family(names), names, name, "", "")
-            known = series or _Set(record["stack"]["set_hash"])
-            found += [f"{name} {p}" for p in wheel_problems(folder / name, record, sbom, item, known)]  # type: ignore[arg-type]
+            known = series.set_hash if series else str(record["stack"]["set_hash"])
+            wrong = wheel_problems(folder / name, record, sbom, item, known)
+            found += [f"{name} {problem}" for problem in wrong]
         except (OSError, ValueError, KeyError, TypeError) as error:
             found.append(f"{name}: its records cannot be read: {error}")
     return found
-
-
-@dataclass(frozen=True)
-class _Set:
-    """The hash of a set of patches whose files are not at hand."""
-
-    set_hash: str
 
 
 def _now() -> str:
@@ -564,6 +592,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m ci.publish",
         description=__doc__,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and stop")
@@ -580,6 +609,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repository", metavar="URL", help="where this repository is read")
     parser.add_argument("--allow-dirty", action="store_true", help="a trial from changed files")
     parser.add_argument("--images", action="store_true", help="build and check the images, too")
+    parser.add_argument("--image-records", metavar="DIR",
+                        help="take over images.json files of images made elsewhere")  # fmt: skip
     parser.add_argument("--registry", default="", metavar="NAME", help="image name without tag")
     parser.add_argument("--push", action="store_true", help="push the images")
     parser.add_argument("--engine", choices=("docker", "podman", "buildah"))

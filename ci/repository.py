@@ -47,7 +47,9 @@ def web_address(remote: str) -> str:
         could open.
     """
     remote = remote.strip()
-    if match := re.fullmatch(r"(?:ssh://)?[\w.-]+@([\w.-]+)(?::\d+/|[:/])(.+?)(?:\.git)?/?", remote):
+    if match := re.fullmatch(
+        r"(?:ssh://)?[\w.-]+@([\w.-]+)(?::\d+/|[:/])(.+?)(?:\.git)?/?", remote
+    ):
         return f"https://{match[1]}/{match[2]}"
     if match := re.fullmatch(r"(https?)://(?:[^/@]+@)?([^/@]+/.+?)(?:\.git)?/?", remote):
         return f"{match[1]}://{match[2]}"

@@ -1,12 +1,4 @@
-"""The container image: build it, look into it, and make a stand-in base to try it here.
-
-examples:
-  python3 -m ci.image build --arch gfx1201                   builds the wheel in the image
-  python3 -m ci.image build --arch gfx1201 --wheel dist      takes it from a folder
-  python3 -m ci.image build --arch gfx1201 --dry-run         prints the engine's command
-  python3 -m ci.image check hipstack:0.31.0-hipstack1-gfx1201
-  python3 -m ci.image standin --arch gfx1201 --wheel dist    Debian base, CPU torch, and checks
-"""
+"""The container image: build it, look into it, and make a stand-in base to try it here."""
 
 import argparse
 import os
@@ -21,6 +13,14 @@ from ci.image import check, standin
 from ci.image.engine import Engine
 from ci.image.recipe import Recipe, describe
 
+EPILOG = """\
+examples:
+  python3 -m ci.image build --arch gfx1201                   builds the wheel in the image
+  python3 -m ci.image build --arch gfx1201 --wheel dist      takes it from a folder
+  python3 -m ci.image build --arch gfx1201 --dry-run         prints the engine's command
+  python3 -m ci.image check hipstack:0.31.0-hipstack1-gfx1201
+  python3 -m ci.image standin --arch gfx1201 --wheel dist    Debian base, CPU torch, and checks
+"""
 NAME = "hipstack"
 STANDIN_BASE = f"localhost/{NAME}-standin-base"
 
@@ -67,8 +67,8 @@ def _show(result: check.Result) -> None:
     print(f"{'ok     ' if result.ok else 'PROBLEM'} {result.name}: {result.detail}", flush=True)
 
 
-def _check(engine: Engine, image: str) -> int:
-    results = check.check_image(engine, image, _show)
+def _check(engine: Engine, image: str, gpu: bool = False) -> int:
+    results = check.check_image(engine, image, _show, gpu)
     layers = engine.layers(image)
     print(f"\n{sum(x.size for x in layers) / 1e6:10.1f} MB in {len(layers)} layers")
     for layer in layers:
@@ -134,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m ci.image",
         description=__doc__,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -143,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (made, looked, tried):
         command.add_argument("--engine", choices=("docker", "podman", "buildah"))
     looked.add_argument("image")
+    looked.add_argument("--gpu", action="store_true", help="give it this machine's AMD GPUs")
     for command in (made, tried):
         command.add_argument("--arch", metavar="GFX[,GFX]", help="architectures, or a family")
         command.add_argument("--wheel", metavar="DIR", help="a folder with the finished wheel")
@@ -167,7 +169,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         envs.reexec_in_tools("ci.image", sys.argv[1:] if argv is None else argv)
         if args.command == "check":
-            return _check(Engine(args.engine), args.image)
+            engine = Engine(args.engine)
+            if args.gpu and engine.name == "buildah":
+                raise StackError("buildah gives no GPU to a container", "--engine podman")
+            return _check(engine, args.image, args.gpu)
         return _build(args) if args.command == "build" else _standin(args)
     except StackError as error:
         print(f"error: {error}", file=sys.stderr)

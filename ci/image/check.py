@@ -1,12 +1,14 @@
 """Start an image as a container would be started, and see whether it is what it says."""
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci import codeobjects
+from ci import codeobjects, paths
 from ci.image.engine import Config, Engine
 
 PYTHON = "/opt/vllm/bin/python"
@@ -44,6 +46,24 @@ print(*codes, closed)
 """
 
 
+STANDIN = "/standin"
+
+
+def documented_flags(text: str) -> list[str]:
+    """Return the options of ``vllm serve`` that a page's ``docker run`` lines use, sorted.
+
+    Args:
+        text: Markdown; the image is ``$IMAGE`` in it, and what follows it is vLLM's.
+    """
+    joined = re.sub(r"\\\n\s*", " ", text)
+    found: set[str] = set()
+    for line in re.findall(r"^docker run .*$", joined, re.M):
+        if "--entrypoint" not in line:
+            words = shlex.split(line.partition("$IMAGE")[2], comments=True)
+            found.update(w.split("=")[0].split(".")[0] for w in words if w.startswith("--"))
+    return sorted(found)
+
+
 @dataclass(frozen=True)
 class Result:
     """One check.
@@ -78,7 +98,9 @@ def check_config(config: Config, stack: dict[str, object]) -> list[Result]:
         "hipstack.pin": pin.get("version"),
         "hipstack.pin.commit": pin.get("commit"),
     }
-    wrong = [f"{k} is {labels.get(k)!r}, not {v!r}" for k, v in wanted.items() if labels.get(k) != v]
+    wrong = [
+        f"{k} is {labels.get(k)!r}, not {v!r}" for k, v in wanted.items() if labels.get(k) != v
+    ]
     if said != [p["name"] for p in patches]:
         wrong.append("hipstack.patches lists other patches than the wheel")
     absent = [
@@ -140,13 +162,18 @@ def check_code(folder: Path, arches: Sequence[str], extensions: str) -> Result:
     return Result("code objects", not problems, "; ".join(problems) or held)
 
 
-def check_image(engine: Engine, image: str, report: Callable[[Result], None]) -> list[Result]:
+def check_image(
+    engine: Engine, image: str, report: Callable[[Result], None], gpu: bool = False
+) -> list[Result]:
     """Run every check.
 
     Args:
         engine: What holds the image.
         image: Its name.
         report: Called with each result as it comes.
+        gpu: Give the container this machine's AMD GPUs.  Otherwise the stand-in `amdsmi` is
+            laid over the image's, without which vLLM knows no platform and its command
+            line does not even print its help.
     """
     results: list[Result] = []
 
@@ -155,39 +182,65 @@ def check_image(engine: Engine, image: str, report: Callable[[Result], None]) ->
             results.append(result)
             report(result)
 
-    def inside(name: str, command: Sequence[str], wanted: str, user: str = "", codes: Sequence[int] = (0,), **env: str) -> None:
-        code, output = engine.run_in(image, command, user, env)
-        lines = [line.strip() for line in output.splitlines() if line.strip()]
-        match = re.search(wanted, output, re.M | re.S)
-        shown = " ".join((match[0] if match else (lines or ["no output"])[-1]).split())
-        add(Result(name, code in codes and match is not None,
-                   shown[:160] if code in codes else f"exit code {code}: {shown[:160]}"))  # fmt: skip
-
     config = engine.config(image)
-    code, site = engine.run_in(image, [PYTHON, "-c", _SITE], env={"VLLM_LOGGING_LEVEL": "ERROR"})
-    if code:
-        add(Result("import", False, (site.strip().splitlines() or ["no output"])[-1]))
+    arches = config.labels.get("hipstack.arches", "").split(",")
+    env = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    if gpu:
+        options = ["--device=/dev/kfd", "--device=/dev/dri"]
+        options += [f"--group-add={gid}" for gid in sorted(_groups())]
+    else:
+        env |= {"PYTHONPATH": STANDIN, "FAKE_GFX": arches[0], "HIP_VISIBLE_DEVICES": ""}
+        options = [f"--volume={paths.STANDIN}:{STANDIN}:ro"]
+
+    def inside(
+        name: str,
+        command: Sequence[str],
+        wanted: str,
+        user: str = "",
+        codes: Sequence[int] = (0,),
+    ) -> str:
+        code, output = engine.run_in(image, command, user, env, options)
+        match = re.search(wanted, output, re.M)
+        lines = [x.strip() for x in output.splitlines() if re.search(r"error", x, re.I)]
+        shown = match[0] if match else (lines or output.strip().splitlines() or ["no output"])[-1]
+        ok = code in codes and match is not None
+        add(Result(name, ok, f"{'' if ok else f'exit code {code}: '}{' '.join(shown.split())}"))
+        return output if ok else ""
+
+    package = inside("import", [PYTHON, "-c", _SITE], r"^/.*/vllm$")
+    if not package:
         return results
-    package = site.strip().splitlines()[-1]
-    with engine.files(image, package) as folder:
+    with engine.files(image, re.findall(r"^/.*/vllm$", package, re.M)[-1]) as folder:
         stack = json.loads((folder / "hipstack" / "stack.json").read_text())
         add(*check_config(config, stack))
         add(check_code(folder, stack["arches"], stack["extensions"]))
-    serve = [*config.entrypoint]
-    inside("vllm serve --help", [*serve, "--help"], r"usage: vllm serve.*?\n")
-    inside("its flags", [*serve, "--help=all"], r"--attention-backend.{0,60}")
-    inside("vllm --version", [serve[0], "--version"], r"^\S*hipstack\S*$")
-    inside("platform", [PYTHON, "-c", _PLATFORM], r"platform \w+", VLLM_LOGGING_LEVEL="ERROR")
-    inside("doctor", [PYTHON, "-m", "vllm.hipdnn.doctor"], r"(?i)hipdnn[^\n]*", codes=(0, 1, 2))
-    inside("as the image's user", [PYTHON, "-c", _WRITABLE], r"uid \d+.*")
-    inside("as anyone", [PYTHON, "-c", _WRITABLE], r"uid 12345.*", user=ANYONE)
-    inside("vllm as anyone", [serve[0], "--version"], r"^\S*hipstack\S*$", user=ANYONE)
-    inside("nothing replaced torch", [PYTHON, "/opt/hipstack/install.py", "verify"], r"held: .*")
+    vllm = config.entrypoint[0] if config.entrypoint else "vllm"
+    usage = inside(
+        "entry point starts", [*config.entrypoint, "--help=all"], r"^usage: vllm serve.*"
+    )
+    flags = documented_flags((paths.ROOT / "docs" / "image.md").read_text(encoding="utf-8"))
+    unknown = [f for f in flags if not re.search(rf"^\s*{re.escape(f)}\b", usage, re.M)]
+    add(Result("flags of docs/image.md", bool(flags) and not unknown,
+               f"unknown: {', '.join(unknown)}" if unknown else ", ".join(flags)))  # fmt: skip
+    inside("platform", [PYTHON, "-c", _PLATFORM], r"^platform RocmPlatform$")
+    inside(
+        "doctor", [PYTHON, "-m", "vllm.hipdnn.doctor"], r"^(hipDNN|unusable) .*", codes=(0, 1, 2)
+    )
+    inside("as the image's user", [PYTHON, "-c", _WRITABLE], r"^uid \d+.*")
+    inside("as an unknown user", [PYTHON, "-c", _WRITABLE], r"^uid 12345.*", user=ANYONE)
+    inside("vllm as an unknown user", [vllm, "--version"], r"^\S+hipstack\S+$", user=ANYONE)
+    inside("nothing replaced torch", [PYTHON, "/opt/hipstack/install.py", "verify"], r"^held: .*")
     inside(
         "health check: up, wrong, down",
         [PYTHON, "-c", _SERVER, PYTHON, "/opt/hipstack/healthcheck.py"], r"^0 1 1$",
     )  # fmt: skip
     return results
+
+
+def _groups() -> set[int]:
+    """Return the groups of the GPU's device files on this machine."""
+    files = [Path("/dev/kfd"), *Path("/dev/dri").glob("renderD*")]
+    return {os.stat(file).st_gid for file in files if file.exists()}
 
 
 def sbom_packages(engine: Engine, image: str) -> list[tuple[str, str, str]]:
@@ -201,9 +254,7 @@ def sbom_packages(engine: Engine, image: str) -> list[tuple[str, str, str]]:
     )
     status, output = engine.run_in(image, [PYTHON, "-c", code])
     found = [("pypi", n, v) for n, v in json.loads(output.splitlines()[-1])] if not status else []
-    status, output = engine.run_in(
-        image, ["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\n"]
-    )
+    status, output = engine.run_in(image, ["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\n"])
     if status == 0:
         found += [("deb", *line.split("\t")) for line in output.splitlines() if "\t" in line]  # type: ignore[misc]
     return sorted(found)

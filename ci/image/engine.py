@@ -157,7 +157,12 @@ class Engine:
         ]
 
     def run_in(
-        self, image: str, command: Sequence[str], user: str = "", env: Mapping[str, str] = {}
+        self,
+        image: str,
+        command: Sequence[str],
+        user: str = "",
+        env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> tuple[int, str]:
         """Run a command in a fresh container, with the image's own environment.
 
@@ -166,21 +171,20 @@ class Engine:
             command: Program and arguments; the entry point is not in the way.
             user: ``uid:gid`` instead of the image's own.
             env: Variables on top.
+            options: More of the engine's options (volumes, devices).
 
         Returns:
             The exit code, and standard output and error together.
         """
-        as_user = ["--user", user] if user else []
-        set_env = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+        words = [*options, *(["--user", user] if user else [])]
+        for name, value in (env or {}).items():
+            words += ["--env", f"{name}={value}"]
         if self.name == "buildah":
             with self._container(image) as container:
-                return _outcome(
-                    ["buildah", "run", *_CHROOT, *as_user, *set_env, container, "--", *command]
-                )
+                return _outcome(["buildah", "run", *_CHROOT, *words, container, "--", *command])
         return _outcome(
-            [self.name, "run", "--rm", *as_user, *set_env, "--entrypoint", command[0], image,
-             *command[1:]],
-        )  # fmt: skip
+            [self.name, "run", "--rm", *words, "--entrypoint", command[0], image, *command[1:]]
+        )
 
     @contextlib.contextmanager
     def files(self, image: str, path: str) -> Iterator[Path]:

@@ -68,8 +68,7 @@ def make_base(engine: Engine, tag: str, mirror: str = "") -> str:
             [
                 "mmdebstrap", "--variant=minbase", f"--include={include}",
                 "--aptopt=APT::Install-Recommends \"false\"",
-                "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
-                "--dpkgopt=path-exclude=/usr/share/locale/*",
+                *(f"--dpkgopt=path-exclude=/usr/share/{x}/*" for x in ("doc", "man", "locale")),
                 suite, str(archive), *([mirror] if mirror else []),
             ],
             what="mmdebstrap",
@@ -135,7 +134,9 @@ def make_wheel(name: str, version: str, package: Path, out: Path) -> Path:
         f"{name}/{p.relative_to(package).as_posix()}": p.read_bytes()
         for p in sorted(package.rglob("*.py"))
     }
-    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    files[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    )
     files[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: hipstack\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
