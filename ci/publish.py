@@ -108,7 +108,8 @@ class Release:
 
 def first_paragraph(patch: Patch) -> str:
     """Return the first paragraph of why a patch exists, as one line."""
-    return " ".join(re.split(r"\n\s*\n", patch.fields.get("Why", "").strip())[0].split())
+    text = " ".join(re.split(r"\n\s*\n", patch.fields.get("Why", "").strip())[0].split())
+    return text[:1].upper() + text[1:]
 
 
 def notes(release: Release, extensions: Mapping[str, str]) -> str:
