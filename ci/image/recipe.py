@@ -1,5 +1,6 @@
 """What is passed to the Dockerfile: build arguments, decided in one place."""
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from ci.pin import Pin
 from ci.repository import Repository
 
 DOCKERFILE = paths.ROOT / "Dockerfile"
-_TAG = re.compile(r"[\w][\w.-]{0,127}")
+_TAG_LENGTH = 128
+_TAG = re.compile(rf"\w[\w.-]{{0,{_TAG_LENGTH - 1}}}")
 
 
 def version_of(pin: Pin, stack_version: str) -> str:
@@ -33,7 +35,11 @@ def image_tag(version: str, names: Sequence[str]) -> str:
     Raises:
         StackError: It would be no valid tag.
     """
-    tag = f"{version}-{arches.family(names)}"
+    family = arches.family(names)
+    tag = f"{version}-{family}"
+    if len(tag) > _TAG_LENGTH:
+        digest = hashlib.sha256(family.encode()).hexdigest()[:12]
+        tag = f"{version}-{len(set(names))}-arches-{digest}"
     if not _TAG.fullmatch(tag):
         raise StackError(f"{tag!r} is no valid image tag")
     return tag
