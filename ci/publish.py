@@ -227,6 +227,11 @@ def facts(
             entry = (f"pkg:generic/{ext['wheel']}", "sha256", str(ext["wheel_sha256"]))
             if entry not in dependencies:
                 dependencies.append(entry)
+        for package in _compiler(record).get("packages", []):
+            uri = f"pkg:deb/debian/{package['name']}@{package['version']}"
+            entry = (uri, "sha256", str(package["sha256"]))
+            if entry not in dependencies:
+                dependencies.append(entry)
     server, workflow = env.get("GITHUB_SERVER_URL"), env.get("GITHUB_WORKFLOW_REF")
     if server and workflow:
         builder = f"{server}/{workflow}"
@@ -254,8 +259,11 @@ def facts(
         internal={
             "workingTreeChanged": release.repository.dirty,
             "wheels": {
-                family: {"extensions": record["extensions"]["mode"],
-                         "toolchain": record["toolchain"]}
+                family: {
+                    "extensions": record["extensions"]["mode"],
+                    "toolchain": record["toolchain"],
+                    "compiler": {k: v for k, v in _compiler(record).items() if k != "packages"},
+                }
                 for family, record in records.items()
             },
         },
@@ -267,6 +275,12 @@ def facts(
         started=started,
         finished=finished,
     )  # fmt: skip
+
+
+def _compiler(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the compiled ops of a wheel were made with; empty where none were compiled."""
+    found: Mapping[str, Any] = record.get("compiled", {}).get("toolchain", {})
+    return found
 
 
 def digests(folder: Path, without: Sequence[str] = ()) -> dict[str, str]:

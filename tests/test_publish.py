@@ -216,10 +216,14 @@ def test_who_built_it_is_said_honestly(the_pin, monkeypatch):
     for name in ("GITHUB_SERVER_URL", "GITHUB_WORKFLOW_REF"):
         monkeypatch.delenv(name, raising=False)
     record = {"extensions": {"mode": "precompiled", "wheel": "u.whl", "wheel_sha256": DIGEST},
-              "toolchain": {"python": "3"}}  # fmt: skip
+              "toolchain": {"python": "3"},
+              "compiled": {"toolchain": {"hip": "7.2.4", "packages": [
+                  {"name": "hipcc", "version": "7.2.4", "sha256": "e" * 64}]}}}  # fmt: skip
     words = (a_release(the_pin), {"gfx120x": record}, {"a": DIGEST}, ["x"], "s", "f")
     made = publish.facts(*words)
     assert made.builder.endswith("#built-by-hand")
+    assert made.internal["wheels"]["gfx120x"]["compiler"] == {"hip": "7.2.4"}
+    assert ("pkg:deb/debian/hipcc@7.2.4", "sha256", "e" * 64) in made.dependencies
     assert ("pkg:generic/u.whl", "sha256", DIGEST) in made.dependencies
     assert ("pkg:pypi/vllm@0.31.0", "sha256", the_pin.sdist_sha256) in made.dependencies
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.org")
