@@ -11,6 +11,7 @@ import threading
 import zipfile
 
 import pytest
+import yaml
 from conftest import make_patch, make_series, run_module
 from hypothesis import given
 from hypothesis import strategies as st
@@ -321,6 +322,16 @@ def test_the_pages_flags_are_vllms_and_those_of_docker_are_not():
     assert check.documented_flags(text) == ["--kernel-config", "--port"]
     page = check.documented_flags((paths.ROOT / "docs" / "image.md").read_text())
     assert {"--attention-backend", "--speculative-config", "--tensor-parallel-size"} <= set(page)
+
+
+def test_compose_names_flags_of_the_page_and_asks_for_the_groups():
+    services = yaml.safe_load((paths.ROOT / "compose.yaml").read_text())["services"]
+    page = set(check.documented_flags((paths.ROOT / "docs" / "image.md").read_text()))
+    assert set(services) == {"one-card", "two-cards"}
+    for service in services.values():
+        assert {w for w in service["command"] if w.startswith("--")} <= page
+        assert any("RENDER_GID:?" in group for group in service["group_add"])
+        assert service["devices"] == ["/dev/kfd", "/dev/dri"]
 
 
 # --- the stand-in
