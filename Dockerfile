@@ -16,6 +16,8 @@ ARG ARCH=gfx1201
 # with vllm/vllm-openai-rocm for a base.
 ARG TORCH_INDEX=https://wheels.vllm.ai/rocm/0.31.0/rocm723
 ARG TORCH_PACKAGES="torch torchvision triton amdsmi"
+# Debian packages that this torch is linked with and the base image lacks.
+ARG EXTRA_PACKAGES="libnuma1 libopenmpi3t64"
 # Another package index than pip's own, for everything else.
 ARG PIP_INDEX_URL=
 # 1: accept a torch that is no ROCm build (the stand-in image that tries the recipe).
@@ -26,17 +28,22 @@ FROM ${BUILD_IMAGE} AS build
 ARG TORCH_INDEX
 ARG TORCH_PACKAGES
 ARG PIP_INDEX_URL
+ARG EXTRA_PACKAGES
+ARG ANY_TORCH
 # hadolint ignore=DL3002
 USER 0
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # build.sh installs quilt itself; python3-dev and g++ are for vLLM's own extensions.
-# hadolint ignore=DL3008
+# hadolint ignore=DL3008,SC2086
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates g++ git python3 python3-dev python3-venv quilt \
+        ca-certificates g++ git python3 python3-dev python3-venv quilt ${EXTRA_PACKAGES} \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
-COPY ci/image/inside/install.py /opt/hipstack/
-RUN --mount=type=cache,target=/root/.cache/pip python3 /opt/hipstack/install.py torch
+# The torch that will run the wheel is the one to compile against (--toolchain host).
+COPY ci/image/inside/ /opt/hipstack/
+RUN --mount=type=cache,target=/root/.cache/pip python3 /opt/hipstack/install.py torch \
+    && python3 /opt/hipstack/install.py packages /opt/hipstack/build-tools.txt
+ENV PATH=/opt/vllm/bin:${PATH}
 ARG ARCH
 # As build.sh's options of these names; empty ones are build.sh's own defaults.
 ARG EXTENSIONS=auto
@@ -44,8 +51,6 @@ ARG TOOLCHAIN=
 ARG JOBS=
 WORKDIR /hipstack
 COPY . .
-# The ROCm torch of the environment above is the one to compile against, where there is one.
-ENV HIPSTACK_PYTHON=/opt/vllm/bin/python
 RUN --mount=type=cache,target=/root/.cache \
     ./build.sh --arch "${ARCH}" --extensions "${EXTENSIONS}" --out /wheel \
         ${TOOLCHAIN:+--toolchain "${TOOLCHAIN}"} ${JOBS:+--jobs "${JOBS}"}
@@ -60,8 +65,7 @@ FROM ${BASE_IMAGE} AS torch
 ARG TORCH_INDEX
 ARG TORCH_PACKAGES
 ARG PIP_INDEX_URL
-# What the torch of TORCH_INDEX is linked with and the base image lacks.
-ARG EXTRA_PACKAGES="libnuma1 libopenmpi3t64"
+ARG EXTRA_PACKAGES
 # hadolint ignore=DL3002
 USER 0
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]

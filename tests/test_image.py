@@ -16,7 +16,7 @@ from conftest import make_patch, make_series, run_module
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci import arches, build, paths
+from ci import arches, build, envs, paths
 from ci.errors import StackError
 from ci.image import check, recipe, standin
 from ci.image.engine import Config, Engine, Layer, parse_config, parse_layers
@@ -65,9 +65,15 @@ def test_the_dockerfile_calls_build_sh_with_options_that_it_has():
     assert build.parse_arguments(words).arch == "gfx1201"
 
 
+def test_the_build_stage_has_the_tools_that_builds_use():
+    lines = (paths.ROOT / "ci" / "image" / "inside" / "build-tools.txt").read_text().splitlines()
+    assert tuple(x for x in lines if not x.startswith("#")) == envs.BUILD_REQUIREMENTS
+
+
 def test_each_environment_value_has_its_reason():
-    block = re.search(r"^ENV PATH.*?\n\n", DOCKERFILE, re.S | re.M)[0]
-    comments = re.search(r"((?:^#.*\n)+)^ENV PATH", DOCKERFILE, re.M)[1]
+    runtime = DOCKERFILE[DOCKERFILE.index("FROM torch AS runtime") :]
+    block = re.search(r"^ENV .*?\n\n", runtime, re.S | re.M)[0]
+    comments = re.search(r"((?:^#.*\n)+)^ENV ", runtime, re.M)[1]
     for name in re.findall(r"(\w+)=", block):
         family = "MIOPEN_*" if name.startswith("MIOPEN_") else name
         assert re.search(rf"^# [\w, *]*{re.escape(family)}[\w, ]*:", comments, re.M), name
