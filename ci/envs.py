@@ -1,11 +1,11 @@
 """The private Python environments of a build, made once and reused.
 
 tools   what ``ci`` itself imports (requirements.txt); re-executed into by the build
+release what checks a release: linters of Dockerfile and workflows, the in-toto library
 env     vLLM's own requirements with a CPU torch and the pin's Triton: it runs vLLM's
         setup.py where no compiled extension is wanted, compiles Triton kernels for AMD
         GPUs without one, and runs vLLM's tests
 lint    ruff and mypy as vLLM's pre-commit pins them
-release what checks a release: linters of Dockerfile and workflows, the in-toto library
 """
 
 import hashlib
