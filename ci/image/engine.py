@@ -205,10 +205,6 @@ class Engine:
         finally:
             run([self.name, "rm", "-f", container])
 
-    def tag(self, image: str, name: str) -> None:
-        """Give an image another name."""
-        run([self.name, "tag", image, name])
-
     def push(self, name: str) -> str:
         """Push an image.
 
