@@ -97,6 +97,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 RUN --mount=type=bind,from=wheel,target=/wheel \
     python3 /opt/hipstack/install.py wheel /wheel "${ARCH}"
 COPY LICENSE ci/image/inside/healthcheck.py /opt/hipstack/
+COPY tuned/ /opt/hipstack/tuned/
 
 # Any user may run it: the home and the caches are writable for all, with the sticky bit, as
 # /tmp is.  The groups let `--group-add video --group-add render` work by name; their numbers
@@ -106,7 +107,8 @@ RUN for group in video render; do \
     done \
     && groupadd --gid 2000 vllm \
     && useradd --uid 2000 --gid 2000 --groups video,render --home-dir /home/vllm vllm \
-    && install -d -m 1777 /home/vllm /cache /cache/huggingface /cache/vllm
+    && install -d -m 1777 /home/vllm /cache /cache/huggingface /cache/vllm \
+    && python3 /opt/hipstack/install.py tuned /opt/hipstack/tuned "${ARCH}"
 
 # PATH, VIRTUAL_ENV: the environment with vLLM, for every program that is started here.
 # HOME: one that every user can write, for those that /etc/passwd does not know.

@@ -190,6 +190,30 @@ def test_a_torch_without_rocm_is_refused_unless_it_is_a_stand_in(tmp_path, monke
     install.check_rocm(any_torch=False)
 
 
+def test_measured_tiles_are_imported_for_the_images_cards_and_readable_by_all(
+    tmp_path, monkeypatch
+):
+    folder, cache = tmp_path / "tuned", tmp_path / "cache"
+    folder.mkdir()
+    (folder / "README.md").write_text("x")
+    cache.mkdir()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache))
+    called = []
+    monkeypatch.setattr(install, "_run", lambda *words: called.append(words))
+    install.install_tuned(folder, "gfx1201")
+    assert called == []
+    for name in ("b.json", "a.json"):
+        (folder / name).write_text("[]")
+    (cache / "gfx1201").mkdir()
+    (cache / "gfx1201" / "k.json").touch(0o600)
+    install.install_tuned(folder, "gfx1201,gfx1200")
+    assert [(w[-1][-6:], w[-2]) for w in called] == [
+        ("a.json", "gfx1200"), ("a.json", "gfx1201"), ("b.json", "gfx1200"), ("b.json", "gfx1201"),
+    ]  # fmt: skip
+    assert (cache / "gfx1201").stat().st_mode & 0o7777 == 0o1777
+    assert (cache / "gfx1201" / "k.json").stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.parametrize(
     ("words", "url"),
     [

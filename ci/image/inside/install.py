@@ -4,9 +4,11 @@ The Dockerfile calls it with the base image's own Python; only the standard libr
 pip are used::
 
     install.py torch                  the environment, torch and what belongs to it
-    install.py requirements WHEELS    print what the wheel requires
+    install.py requirements WHEELS ARCHES   print what the wheel requires
     install.py packages FILE          install that, without touching torch and the rest
-    install.py wheel WHEELS           install the wheel, then prove that nothing moved
+    install.py wheel WHEELS ARCHES    install the wheel, then prove that nothing moved
+    install.py tuned FOLDER ARCHES    take over measured tiles, if there are any
+    install.py verify                 is everything of torch's step still what it was?
 
 What torch's step installs is held: its versions are constraints for every later step,
 and its files are hashed before and after.
@@ -234,6 +236,35 @@ def install_wheel(folder: Path, arches: str) -> None:
     print(f"installed {name} into {VENV}")
 
 
+def tuned_commands(files: Iterable[Path], arches: str) -> list[list[str]]:
+    """Return the commands that import records of measured tiles.
+
+    Args:
+        files: Exported files.
+        arches: Architectures with commas between them; others' records stay out.
+    """
+    module = "vllm.model_executor.warmup.rocm_segmented_attn_autotune_warmup"
+    return [
+        [_python(), "-m", module, "import", "--arch", arch.strip(), str(file)]
+        for file in sorted(files)
+        for arch in sorted(arches.split(","))
+    ]
+
+
+def install_tuned(folder: Path, arches: str) -> None:
+    """Import exported records into vLLM's cache of the image, for every user to read.
+
+    Raises:
+        InstallError: A record is damaged.
+    """
+    cache = Path(os.environ.get("VLLM_CACHE_ROOT", "/cache/vllm"))
+    os.environ["VLLM_CACHE_ROOT"] = str(cache)
+    for command in tuned_commands(folder.glob("*.json"), arches):
+        _run(*command)
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o1777 if path.is_dir() else 0o644)
+
+
 def verify() -> None:
     """Check that everything held is still what it was.
 
@@ -264,6 +295,8 @@ def main(arguments: Sequence[str]) -> int:
             install_packages(Path(rest[0]), any_torch)
         elif step == "wheel":
             install_wheel(Path(rest[0]), rest[1])
+        elif step == "tuned":
+            install_tuned(Path(rest[0]), rest[1])
         elif step == "verify":
             verify()
         else:
