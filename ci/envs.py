@@ -1,6 +1,7 @@
 """The private Python environments of a build, made once and reused.
 
 tools   what ``ci`` itself imports (requirements.txt); re-executed into by the build
+release what checks a release: linters of Dockerfile and workflows, the in-toto library
 env     vLLM's own requirements with a CPU torch and the pin's Triton: it runs vLLM's
         setup.py where no compiled extension is wanted, compiles Triton kernels for AMD
         GPUs without one, and runs vLLM's tests
@@ -22,6 +23,7 @@ from ci.pin import Pin
 from ci.run import run
 
 REQUIREMENTS = ROOT / "ci" / "requirements.txt"
+RELEASE_REQUIREMENTS = ROOT / "ci" / "release-requirements.txt"
 
 BUILD_REQUIREMENTS = (
     "setuptools>=77.0.3,<80",
@@ -98,9 +100,12 @@ def _venv(folder: Path) -> None:
     run(command, what="python -m venv")
 
 
+def _lines(file: Path) -> list[str]:
+    return [x for x in file.read_text().splitlines() if x and not x.startswith("#")]
+
+
 def _tools_requirements() -> list[str]:
-    lines = REQUIREMENTS.read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return _lines(REQUIREMENTS)
 
 
 def ensure_tools() -> Path:
@@ -203,6 +208,16 @@ def ensure_env(pin: Pin, tree: Path) -> Path:
         [*wanted, common.read_text()],
         [uv_pip("{python}", *wanted, "-r", str(common))],
     )
+
+
+def ensure_release() -> Path:
+    """Return the interpreter of the environment that checks releases.
+
+    Raises:
+        StackError: A package cannot be had.
+    """
+    wanted = _lines(RELEASE_REQUIREMENTS)
+    return _make(ENVS / "release", wanted, [uv_pip("{python}", *wanted)])
 
 
 def ensure_lint(pin: Pin) -> Path:
