@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from ci.errors import StackError
 from ci.extensions import ABSENT, Extensions
 from ci.patches import Series
 from ci.pin import Pin
+from ci.rocm import build as rocm_build
+from ci.rocm.toolchain import Ready
 from ci.run import run
 
 # zip cannot say anything before 1980; the pin's release day says as much as any.
@@ -91,6 +93,8 @@ def build(
     jobs: int,
     log: Path,
     work: Path,
+    ready: Ready | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Build the wheel with upstream's own setup.py.
 
@@ -107,6 +111,8 @@ def build(
         jobs: Parallel compile jobs.
         log: File that gets the build's output.
         work: An empty folder to build in.
+        ready: The toolchain (compile); its root must hold ``work``.
+        progress: Told about each compiled file.
 
     Returns:
         The wheel, inside ``work``.
@@ -153,13 +159,25 @@ def build(
             )
             command[1:2] = ["-c", driver, extensions.hip or "7.2"]
         else:
+            assert ready is not None
             env |= {
                 "VLLM_TARGET_DEVICE": "rocm",
-                "ROCM_PATH": str(extensions.rocm),
+                "CMAKE_BUILD_TYPE": "Release",
                 "PYTORCH_ROCM_ARCH": ";".join(record["arches"]),
-                "CMAKE_ARGS": f"-DROCM_PATH={extensions.rocm}",
+                "CMAKE_ARGS": f"-DROCM_PATH={ready.rocm}",
             }
-            command[0] = extensions.python
+            command = ready.wheel_command(
+                ["setup.py", "-q", "bdist_wheel", "--dist-dir", ready.inner(work / "dist")]
+            )
+            if ready.root is not None:
+                # Of this machine's environment nothing reaches the root.
+                env = {k: v for k, v in env.items() if k not in os.environ}
+            env |= ready.env
+            outer = None if ready.root else env
+            words = ready.command(command, copy, env)
+            count = len(record["arches"])
+            rocm_build.setup(words, copy, outer, log, progress, jobs, count)
+            return _only_wheel(work / "dist")
         with log.open("ab") as output:
             result = subprocess.run(
                 command,
@@ -174,7 +192,11 @@ def build(
     if result.returncode != 0:
         lines = [x.strip() for x in log.read_text(errors="replace").splitlines() if x.strip()]
         raise StackError(f"setup.py failed ({result.returncode}): {lines[-1] if lines else ''}")
-    wheels = sorted((work / "dist").glob("*.whl"))
+    return _only_wheel(work / "dist")
+
+
+def _only_wheel(folder: Path) -> Path:
+    wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise StackError(f"setup.py made {len(wheels)} wheels instead of one")
     return wheels[0]

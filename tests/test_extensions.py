@@ -45,7 +45,7 @@ def test_a_bare_machine_builds_none_and_says_why(machine):
     found = decide()
     assert found.mode == "none"
     assert "no ROCm" in found.reason and "has no torch" in found.reason
-    with pytest.raises(StackError, match="--extensions compile: no ROCm"):
+    with pytest.raises(StackError, match="cannot compile: host: no ROCm"):
         decide("compile")
 
 
