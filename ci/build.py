@@ -425,14 +425,19 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
     with steps.step("kernels") as note:
         kernels = compile_kernels(plan, patched, env_python, jobs, steps.tick)
         note.append(f"{len(kernels.objects)} code objects, {kernels.size / 1e6:.1f} MB")
-    stack = wheel.stack_record(
-        plan.pin, plan.stack_version, plan.series, plan.arches, plan.extensions.mode
-    )
     ready = None
     if plan.extensions.mode == "compile":
         with steps.step("toolchain") as note:
             ready = rocm.prepare(plan.pin, plan.extensions, env_python, plan.arches)
             note.append(ready.describe())
+    stack = wheel.stack_record(
+        plan.pin,
+        plan.stack_version,
+        plan.series,
+        plan.arches,
+        plan.extensions.mode,
+        ready.facts["hip"] if ready else "",
+    )
     with contextlib.ExitStack() as scratch:
         work = Path(
             scratch.enter_context(tempfile.TemporaryDirectory(dir=paths.BUILD, prefix=".wheel-"))

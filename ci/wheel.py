@@ -49,10 +49,24 @@ def local_version(pin: Pin, stack_version: str, arches: Sequence[str]) -> str:
 
 
 def stack_record(
-    pin: Pin, stack_version: str, series: Series, arches: Sequence[str], extensions: str
+    pin: Pin,
+    stack_version: str,
+    series: Series,
+    arches: Sequence[str],
+    extensions: str,
+    hip: str = "",
 ) -> dict[str, Any]:
-    """Return what the wheel says about itself (``vllm/hipstack/stack.json``)."""
-    return {
+    """Return what the wheel says about itself (``vllm/hipstack/stack.json``).
+
+    Args:
+        pin: The pin.
+        stack_version: The stack's own version.
+        series: The patches.
+        arches: The architectures.
+        extensions: How compiled ops came in.
+        hip: The HIP version that they were compiled with, or "".
+    """
+    record: dict[str, Any] = {
         "schema": 1,
         "version": stack_version,
         "pin": {"version": pin.version, "commit": pin.commit},
@@ -61,6 +75,18 @@ def stack_record(
         "arches": list(arches),
         "extensions": extensions,
     }
+    if hip:
+        record["fits"] = fits(pin, hip)
+    return record
+
+
+def fits(pin: Pin, hip: str) -> dict[str, str]:
+    """Return which torch and ROCm compiled ops fit.
+
+    _C and _rocm_C use torch's C++ interface, which holds within a minor release; the HIP
+    runtime is asked for under a name with its major version.
+    """
+    return {"torch": ".".join(pin.torch.split(".")[:2]), "rocm": hip.split(".")[0]}
 
 
 def to_json(data: Any) -> str:
@@ -126,6 +152,11 @@ def build(
     (copy / STACK_JSON).write_text(to_json(record))
     if kernels is not None:
         aot.install_into(copy / "vllm", kernels)
+    if "fits" in record:
+        # Upstream leaves torch out, for pip would look for it where there is no ROCm build.
+        # Said with all digits of a range it keeps the one that is there, or complains.
+        with (copy / "requirements" / "rocm.txt").open("a") as file:
+            file.write(f"\ntorch == {record['fits']['torch']}.*\n")
     env = {
         key: value
         for key, value in os.environ.items()

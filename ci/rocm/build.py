@@ -10,6 +10,12 @@ from ci import toml
 from ci.errors import StackError
 
 COSTS = Path(__file__).with_name("costs.toml")
+# CMake goes on after these, without the options that it would give a compiler that it knows
+# (-O3, -std): an hour later there would be a slow wheel.
+UNUSABLE = (
+    "-- The HIP compiler identification is unknown",
+    "-- The CXX compiler identification is unknown",
+)
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _FILE = re.compile(r"([\w.-]+)\.o\b")
 
@@ -116,6 +122,8 @@ def setup(
                 text = raw.decode("utf-8", "replace").rstrip()
                 if text:
                     tail = [*tail[-400:], text]
+                if text in UNUSABLE:
+                    raise StackError(f"CMake: {text.removeprefix('-- ')}")
                 if shown := follow.line(text):
                     progress(shown)
         except BaseException:

@@ -312,6 +312,8 @@ def lay_out(root: Path, spec: Mapping[str, Any], versions: Mapping[str, str]) ->
     config = (
         f"--sysroot=/opt/sysroot\n--gcc-install-dir={gcc}\n--rocm-path=/opt/rocm\n"
         "-idirafter /opt/rocm/include\n"
+        # The HIP runtime itself is linked for the newer system.
+        "-Wl,--allow-shlib-undefined\n"
     )
     for name in ("clang", "clang++"):
         (root / llvm[1:] / "bin" / f"{name}.cfg").write_text(config)
