@@ -27,11 +27,23 @@ examples:
                                               stop after that patch (to find a culprit)
 
 compiled ops (--extensions):
-  compile             vLLM's own HIP extensions, with the ROCm and the ROCm torch that are
-                      installed here (HIPSTACK_PYTHON names another interpreter)
+  compile             vLLM's own HIP extensions, by a toolchain (below); about 25 minutes of
+                      CPU for an architecture, and two thirds of it for each more
   precompiled=WHEEL   taken from a ROCm wheel of the same vLLM release
   none                the Python tree and what the stack itself compiles; says so
-  auto                the first of these that this machine can do (the default)
+  auto                the first of these that this machine can do (the default); a ROCm
+                      wheel of the release in vllm-src/ counts as precompiled
+
+toolchains (--toolchain):
+  host                the ROCm and the ROCm torch that are installed here (/opt/rocm,
+                      ROCM_PATH or AMD's Python packages; HIPSTACK_PYTHON names another
+                      interpreter)
+  debian              neither is needed: a private root of Debian packages (1 GB in build/,
+                      made once) with torch's headers made ROCm-compatible; wants root,
+                      x86_64 Debian or Ubuntu (a container will do), 5 GB of disk and memory
+  auto                host, else debian (the default)
+  ccache is used in both (sccache, too, with host).  TRITON_KERNELS_SRC_DIR may name a copy
+  of ROCm's triton_kernels, which the wheel of a debian toolchain otherwise lacks.
 
 The build keeps what it makes in build/ and reuses it.  HIPSTACK_BUILD_DIR and
 HIPSTACK_ENV_DIR move that folder and the Python environments in it.

@@ -12,7 +12,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ci.errors import StackError
 from ci.paths import BUILD, SOURCES
-from ci.rocm import debian, host
+from ci.rocm import debian, host, machine
 
 MODES = ("auto", "compile", "precompiled", "none")
 ABSENT = (
@@ -182,7 +182,7 @@ def _host(torch: str, arches: Sequence[str], mirror: str | None) -> "Extensions 
 
 def _debian(torch: str, arches: Sequence[str], mirror: str | None) -> "Extensions | str":
     """Decide for a private root of Debian packages, or say what this machine lacks."""
-    address = debian.find_mirror(mirror)
+    address = machine.find_mirror(mirror)
     if lacking := debian.machine_lacks(address):
         return "; ".join(lacking)
     return Extensions(

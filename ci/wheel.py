@@ -153,8 +153,8 @@ def build(
     if kernels is not None:
         aot.install_into(copy / "vllm", kernels)
     if "fits" in record:
-        # Upstream leaves torch out, for pip would look for it where there is no ROCm build.
-        # Said with all digits of a range it keeps the one that is there, or complains.
+        # Upstream names no torch for ROCm.  This requirement is met by the ROCm torch that
+        # is installed, and lets `pip check` name another.
         with (copy / "requirements" / "rocm.txt").open("a") as file:
             file.write(f"\ntorch == {record['fits']['torch']}.*\n")
     env = {

@@ -14,7 +14,7 @@ from ci import build, toml
 from ci.errors import StackError
 from ci.extensions import Extensions
 from ci.rocm import build as rocm_build
-from ci.rocm import debian, host, python, stubs, toolchain, torchhip
+from ci.rocm import debian, host, machine, python, stubs, toolchain, torchhip
 
 GB = 10**9
 HERE = tuple(sys.version_info[:2])
@@ -110,13 +110,13 @@ Suites: bookworm
     ],
 )
 def test_the_mirror_is_the_machines_own(texts, mirror):
-    assert debian.machine_mirror(texts) == mirror
+    assert machine.machine_mirror(texts) == mirror
 
 
 def test_a_mirror_that_is_asked_for_is_taken_and_nonsense_refused():
-    assert debian.find_mirror("http://x.example/debian/") == "http://x.example/debian"
+    assert machine.find_mirror("http://x.example/debian/") == "http://x.example/debian"
     with pytest.raises(StackError, match=r"--mirror 'x\.example' is no address"):
-        debian.find_mirror("x.example")
+        machine.find_mirror("x.example")
 
 
 def test_proxies_and_checks_of_the_machines_apt_are_kept():
@@ -125,7 +125,7 @@ def test_proxies_and_checks_of_the_machines_apt_are_kept():
         'Acquire::IndexTargets::deb::X::MetaKey "x";\nAcquire::Languages:: "none";\n'
         'Acquire::cdrom::mount "";\n'
     )
-    assert debian.acquire_options(dump) == [
+    assert machine.acquire_options(dump) == [
         'Acquire::http::Proxy "http://p:3128"',
         'Acquire::Check-Date "false"',
     ]
@@ -149,11 +149,11 @@ TOOLS = {"mmdebstrap": "/m", "apt-get": "/a", "chroot": "/c"}
     ],
 )
 def test_what_a_machine_lacks_for_a_root_is_named(change, reasons):
-    machine = {
+    facts = {
         "machine": "x86_64", "uid": 0, "tools": TOOLS, "memory": 16 * GB, "free": 50 * GB,
         "exists": False,
     }  # fmt: skip
-    found = debian.lacking(**{**machine, **change})
+    found = machine.lacking(**{**facts, **change})
     assert len(found) == len(reasons)
     assert all(part in text for part, text in zip(reasons, found, strict=True))
 
