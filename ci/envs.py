@@ -6,6 +6,7 @@ env     vLLM's own requirements with a CPU torch and the pin's Triton: it runs v
         setup.py where no compiled extension is wanted, compiles Triton kernels for AMD
         GPUs without one, and runs vLLM's tests
 lint    ruff and mypy as vLLM's pre-commit pins them
+audit   auditwheel and abi3audit, for wheels with compiled extensions
 """
 
 import hashlib
@@ -35,6 +36,7 @@ BUILD_REQUIREMENTS = (
     "cmake>=3.26.1,<4",
     "ninja",
 )
+AUDIT_REQUIREMENTS = ("auditwheel==6.8.2", "abi3audit==0.0.26")
 TEST_REQUIREMENTS = (
     "pytest",
     "pytest-asyncio",
@@ -242,3 +244,13 @@ def ensure_lint(pin: Pin) -> Path:
         "pydantic",
     ]
     return _make(ENVS / f"lint-{pin.version}", wanted, [uv_pip("{python}", *wanted)])
+
+
+def ensure_audit() -> Path:
+    """Return the interpreter of the environment that judges a wheel's tags.
+
+    Raises:
+        StackError: A package cannot be had.
+    """
+    wanted = list(AUDIT_REQUIREMENTS)
+    return _make(ENVS / "audit", wanted, [uv_pip("{python}", *wanted)])
