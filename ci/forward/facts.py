@@ -56,6 +56,16 @@ class Member:
         return describe(self.node)
 
 
+def unquoted(node: ast.expr) -> ast.expr | None:
+    """Return what a quoted annotation says, None where that is no expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        try:
+            return ast.parse(node.value, mode="eval").body
+        except SyntaxError:
+            return None
+    return node
+
+
 class Tree:
     """The Python modules of a source tree.
 
@@ -176,13 +186,9 @@ class Tree:
                 queue += self.bases(current)
         return order
 
-    def expression(self, node: ast.expr, module: str) -> Definition | None:
+    def expression(self, written: ast.expr, module: str) -> Definition | None:
         """Resolve ``name`` or ``package.name`` as written in a module."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                node = ast.parse(node.value, mode="eval").body
-            except SyntaxError:
-                return None
+        node = unquoted(written)
         if isinstance(node, ast.Name):
             return self.find(module, node.id)
         if isinstance(node, ast.Attribute):
