@@ -4,6 +4,8 @@ The names are those of ``HIP_SUPPORTED_ARCHS`` in vLLM's CMakeLists.txt at the p
 test compares the two.  Card names come from AMD's public product tables.
 """
 
+from collections.abc import Sequence
+
 from ci.errors import StackError
 
 ARCHES: dict[str, str] = {
@@ -26,12 +28,23 @@ ARCHES: dict[str, str] = {
     "gfx1201": "Radeon RX 9070/9070 XT/9070 GRE, AI PRO R9700",
 }
 
+# What one release carries: a wheel and an image each.  A family's members run the same
+# code paths of this stack; its name is the one that AMD's own packages use for it.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "gfx110x": ("gfx1100", "gfx1101", "gfx1102", "gfx1103"),
+    "gfx1151": ("gfx1151",),
+    "gfx120x": ("gfx1200", "gfx1201"),
+    "gfx942": ("gfx942",),
+    "gfx950": ("gfx950",),
+}
+
 
 def parse(text: str) -> tuple[str, ...]:
-    """Turn ``gfx1201,gfx1100`` into sorted, unique architecture names.
+    """Turn ``gfx1201,gfx1100`` or ``gfx120x`` into sorted, unique architecture names.
 
     Args:
-        text: Names with commas (or semicolons, as CMake writes them) between them.
+        text: Names of architectures or families with commas (or semicolons, as CMake
+            writes them) between them.
 
     Returns:
         The names, sorted, each once.
@@ -42,16 +55,33 @@ def parse(text: str) -> tuple[str, ...]:
     names = [n.strip().lower() for n in text.replace(";", ",").split(",") if n.strip()]
     if not names:
         raise StackError("--arch names no architecture", "--arch gfx1201")
+    found: set[str] = set()
     for name in names:
-        if name not in ARCHES:
+        if name not in ARCHES and name not in FAMILIES:
             close = [known for known in ARCHES if known[:6] == name[:6]]
             raise StackError(
                 f"unknown architecture {name!r}; known: {', '.join(close or ARCHES)}",
                 "--arch list",
             )
-    return tuple(sorted(set(names)))
+        found.update(FAMILIES.get(name, (name,)))
+    return tuple(sorted(found))
+
+
+def family(names: Sequence[str]) -> str:
+    """Return the short name of a set of architectures, for tags and file names.
+
+    Args:
+        names: Architectures.
+
+    Returns:
+        The family's name where they are one, else the names joined by ``-``.
+    """
+    wanted = tuple(sorted(set(names)))
+    return next((f for f, members in FAMILIES.items() if members == wanted), "-".join(wanted))
 
 
 def listing() -> str:
-    """Return the known architectures with their cards, one a line."""
-    return "\n".join(f"{name:<9}{cards}" for name, cards in ARCHES.items())
+    """Return the known architectures with their cards, and the families, one a line."""
+    rows = [f"{name:<9}{cards}" for name, cards in ARCHES.items()]
+    rows += [f"{name:<9}{', '.join(m)}" for name, m in FAMILIES.items() if name not in ARCHES]
+    return "\n".join(rows)

@@ -27,11 +27,23 @@ examples:
                                               stop after that patch (to find a culprit)
 
 compiled ops (--extensions):
-  compile             vLLM's own HIP extensions, with the ROCm and the ROCm torch that are
-                      installed here (HIPSTACK_PYTHON names another interpreter)
+  compile             vLLM's own HIP extensions, by a toolchain (below); about 25 minutes of
+                      CPU for an architecture, and two thirds of it for each more
   precompiled=WHEEL   taken from a ROCm wheel of the same vLLM release
   none                the Python tree and what the stack itself compiles; says so
-  auto                the first of these that this machine can do (the default)
+  auto                the first of these that this machine can do (the default); a ROCm
+                      wheel of the release in vllm-src/ counts as precompiled
+
+toolchains (--toolchain):
+  host                the ROCm and the ROCm torch that are installed here (/opt/rocm,
+                      ROCM_PATH or AMD's Python packages; HIPSTACK_PYTHON names another
+                      interpreter)
+  debian              neither is needed: a private root of Debian packages (1 GB in build/,
+                      made once) with torch's headers made ROCm-compatible; wants root,
+                      x86_64 Debian or Ubuntu (a container will do), 5 GB of disk and memory
+  auto                host, else debian (the default)
+  ccache is used in both (sccache, too, with host).  TRITON_KERNELS_SRC_DIR may name a copy
+  of ROCm's triton_kernels, which the wheel of a debian toolchain otherwise lacks.
 
 The build keeps what it makes in build/ and reuses it.  HIPSTACK_BUILD_DIR and
 HIPSTACK_ENV_DIR move that folder and the Python environments in it.
@@ -100,6 +112,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--extensions", default="auto", metavar="MODE", help="how compiled ops come in (below)"
     )
     parser.add_argument(
+        "--toolchain", default="auto", choices=("auto", "host", "debian"),
+        help="what compiles them: an installed ROCm, a private root of Debian packages, or "
+        "the first of these that this machine can do (the default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mirror", metavar="URL",
+        help="Debian mirror for --toolchain debian (default: the one this machine's apt uses)",
+    )  # fmt: skip
+    parser.add_argument(
         "--source", default="sdist", metavar="WHAT",
         help="sdist (package index, default), git (clone), or a path to an sdist or tree",
     )  # fmt: skip
@@ -134,9 +155,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     _check_python(the_pin)
     names = arches.parse(args.arch)
     series = patches.load().until(args.until)
-    decided = extensions.decide(args.extensions, the_pin.version, the_pin.torch, names)
+    decided = extensions.decide(
+        args.extensions, the_pin.version, the_pin.torch, names, args.toolchain, args.mirror
+    )
     version = wheel.local_version(the_pin, stack_version(), names)
-    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     cwd = paths.CWD
     source = args.source
     if source not in ("sdist", "git"):
@@ -155,9 +177,19 @@ def make_plan(args: argparse.Namespace) -> Plan:
         source=source,
         out=out,
         version=version,
-        wheel=f"vllm-{version}-{tag}-{tag}-linux_{os.uname().machine}.whl",
+        wheel=f"vllm-{version}-{wheel_tag(decided)}.whl",
         models=chosen,
     )
+
+
+def wheel_tag(extensions: Any) -> str:
+    """Return the compatibility tag of a wheel, from how its compiled ops come in."""
+    from ci.rocm.toolchain import PLATFORM
+
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    abi = "abi3" if extensions.mode == "compile" else python
+    here = f"linux_{os.uname().machine}"
+    return f"{python}-{abi}-{PLATFORM if extensions.toolchain == 'debian' else here}"
 
 
 def _check_python(the_pin: pin.Pin) -> None:
@@ -219,6 +251,7 @@ def inputs_hash(plan: Plan, env_python: Path) -> str:
     facts = [
         plan.pin.tree_sha256, plan.series.set_hash, plan.version, plan.wheel,
         plan.extensions.mode, plan.extensions.reason, plan.extensions.hip,
+        plan.extensions.toolchain, plan.extensions.mirror,
         repr(plan.models),
         source.sha256(plan.extensions.wheel) if plan.extensions.wheel else "",
         (env_python.parent.parent / ".hipstack-stamp").read_text(),
@@ -260,7 +293,7 @@ def toolchain(env_python: Path, plan: Plan) -> dict[str, str]:
     )
     found: dict[str, str] = json.loads(run([str(env_python), "-c", code]).splitlines()[-1])
     found["quilt"] = run(["quilt", "--version"]).strip()
-    if plan.extensions.mode == "compile":
+    if plan.extensions.toolchain == "host":
         hipcc = plan.extensions.rocm / "bin" / "hipcc"
         found["hipcc"] = run([str(hipcc), "--version"]).splitlines()[0]
         found["rocm"] = plan.extensions.hip
@@ -378,6 +411,8 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
         StackError: A step failed.
     """
     from ci import check, tree, wheel
+    from ci.rocm import proof as rocm_proof
+    from ci.rocm import toolchain as rocm
 
     os.umask(0o022)  # modes end up in the wheel
     with steps.step("machine") as note:
@@ -402,15 +437,28 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
     with steps.step("kernels") as note:
         kernels = compile_kernels(plan, patched, env_python, jobs, steps.tick)
         note.append(f"{len(kernels.objects)} code objects, {kernels.size / 1e6:.1f} MB")
+    ready = None
+    if plan.extensions.mode == "compile":
+        with steps.step("toolchain") as note:
+            ready = rocm.prepare(plan.pin, plan.extensions, env_python, plan.arches)
+            note.append(ready.describe())
     stack = wheel.stack_record(
-        plan.pin, plan.stack_version, plan.series, plan.arches, plan.extensions.mode
+        plan.pin,
+        plan.stack_version,
+        plan.series,
+        plan.arches,
+        plan.extensions.mode,
+        ready.facts["hip"] if ready else "",
     )
-    with tempfile.TemporaryDirectory(dir=paths.BUILD, prefix=".wheel-") as scratch:
-        work = Path(scratch)
+    with contextlib.ExitStack() as scratch:
+        work = Path(
+            scratch.enter_context(tempfile.TemporaryDirectory(dir=paths.BUILD, prefix=".wheel-"))
+        )
+        place = scratch.enter_context(ready.work(work)) if ready else work
         with steps.step("wheel") as note:
             made = wheel.build(
                 patched, env_python, plan.version, stack, plan.extensions,
-                kernels.folder, jobs, steps.log, work,
+                kernels.folder, jobs, steps.log, place, ready, steps.tick,
             )  # fmt: skip
             note.append(f"{made.name}, {made.stat().st_size / 1e6:.1f} MB")
         with steps.step("proof") as note:
@@ -423,6 +471,14 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
             if proof.problems:
                 raise StackError(f"the wheel fails its proof: {proof.problems[0]}")
             seen = wheel.prove_import(made, plan.version, env_python, paths.STANDIN, plan.arches)
+            compiled = None
+            if ready:
+                compiled = rocm_proof.prove(made, plan.version, patched, plan.arches, ready, place)
+                for problem in compiled.problems:
+                    steps.say(f"  problem: {problem}")
+                if compiled.problems:
+                    raise StackError(f"the wheel fails its proof: {compiled.problems[0]}")
+                note.append(compiled.describe())
             note.append(f"{proof.files} files, {len(proof.code_objects)} with GPU code")
             note.append(f"imported as `{seen}`")
         with steps.step("records") as note:
@@ -430,6 +486,8 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
                 made, plan.version, plan.pin, stack, plan.extensions, proof,
                 toolchain(env_python, plan), kernels.record(), inputs,
             )  # fmt: skip
+            if ready and compiled:
+                record["compiled"] = {"toolchain": ready.facts, "proof": compiled.facts}
             stem = made.name.removesuffix(".whl")
             wheel.publish(
                 {
@@ -444,7 +502,7 @@ def build(plan: Plan, jobs: int, steps: Steps) -> Path:
 
 
 @contextlib.contextmanager
-def _only_one() -> Iterator[None]:
+def only_one() -> Iterator[None]:
     """Keep a second build out of the build folder."""
     from filelock import FileLock, Timeout
 
@@ -499,8 +557,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.dry_run:
             print(plan.describe())
             return 0
-        steps = Steps(8, paths.BUILD / "logs" / f"build-{'-'.join(plan.arches)}.log", args.quiet)
-        with _only_one():
+        count = 9 if plan.extensions.mode == "compile" else 8
+        steps = Steps(
+            count, paths.BUILD / "logs" / f"build-{'-'.join(plan.arches)}.log", args.quiet
+        )
+        with only_one():
             result = build(plan, args.jobs or default_jobs(), steps)
         print(str(result) if args.quiet else summary(plan, result))
         return 0

@@ -28,7 +28,7 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ __all__ = [
     "CodeObjectError",
     "arches_by_file",
     "check_arches",
+    "images",
     "scan_bytes",
     "scan_file",
     "scan_wheel",
@@ -257,6 +258,37 @@ def scan_bytes(name: str, data: bytes) -> list[CodeObject]:
     except CodeObjectError as error:
         raise CodeObjectError(f"{name}: {error}") from error
     return sorted(found, key=lambda item: item.offset)
+
+
+def images(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the code objects of a host library's fat binaries.
+
+    Args:
+        data: The whole library.
+
+    Yields:
+        (architecture, AMDGPU ELF image) each.
+
+    Raises:
+        CodeObjectError: The device code cannot be read.
+    """
+    view = memoryview(data)
+    for start, size in _fat_sections(data):
+        position, end = start, start + size
+        while (position := _skip_zeros(data, position, end)) < end:
+            bundle = view[position:end]
+            used = 0
+            if bundle[: len(COMPRESSED_MAGIC)] == COMPRESSED_MAGIC:
+                plain, used = _decompress(bundle)
+                bundle = memoryview(plain)
+            entries, length = _bundle_entries(bundle)
+            for entry, offset, count in entries:
+                if not entry.startswith("host-") and count:
+                    yield (
+                        _entry_target(entry).split(":")[0],
+                        bytes(bundle[offset : offset + count]),
+                    )
+            position += used or length
 
 
 def arches_by_file(found: Iterable[CodeObject]) -> dict[str, list[str]]:

@@ -1,10 +1,12 @@
 """The private Python environments of a build, made once and reused.
 
 tools   what ``ci`` itself imports (requirements.txt); re-executed into by the build
+release what checks a release: linters of Dockerfile and workflows, the in-toto library
 env     vLLM's own requirements with a CPU torch and the pin's Triton: it runs vLLM's
         setup.py where no compiled extension is wanted, compiles Triton kernels for AMD
         GPUs without one, and runs vLLM's tests
 lint    ruff and mypy as vLLM's pre-commit pins them
+audit   auditwheel and abi3audit, for wheels with compiled extensions
 """
 
 import hashlib
@@ -22,6 +24,7 @@ from ci.pin import Pin
 from ci.run import run
 
 REQUIREMENTS = ROOT / "ci" / "requirements.txt"
+RELEASE_REQUIREMENTS = ROOT / "ci" / "release-requirements.txt"
 
 BUILD_REQUIREMENTS = (
     "setuptools>=77.0.3,<80",
@@ -33,6 +36,7 @@ BUILD_REQUIREMENTS = (
     "cmake>=3.26.1,<4",
     "ninja",
 )
+AUDIT_REQUIREMENTS = ("auditwheel==6.8.2", "abi3audit==0.0.26")
 TEST_REQUIREMENTS = (
     "pytest",
     "pytest-asyncio",
@@ -98,9 +102,12 @@ def _venv(folder: Path) -> None:
     run(command, what="python -m venv")
 
 
+def _lines(file: Path) -> list[str]:
+    return [x for x in file.read_text().splitlines() if x and not x.startswith("#")]
+
+
 def _tools_requirements() -> list[str]:
-    lines = REQUIREMENTS.read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return _lines(REQUIREMENTS)
 
 
 def ensure_tools() -> Path:
@@ -205,6 +212,16 @@ def ensure_env(pin: Pin, tree: Path) -> Path:
     )
 
 
+def ensure_release() -> Path:
+    """Return the interpreter of the environment that checks releases.
+
+    Raises:
+        StackError: A package cannot be had.
+    """
+    wanted = _lines(RELEASE_REQUIREMENTS)
+    return _make(ENVS / "release", wanted, [uv_pip("{python}", *wanted)])
+
+
 def ensure_lint(pin: Pin) -> Path:
     """Return the interpreter of the environment with vLLM's ruff and mypy.
 
@@ -227,3 +244,13 @@ def ensure_lint(pin: Pin) -> Path:
         "pydantic",
     ]
     return _make(ENVS / f"lint-{pin.version}", wanted, [uv_pip("{python}", *wanted)])
+
+
+def ensure_audit() -> Path:
+    """Return the interpreter of the environment that judges a wheel's tags.
+
+    Raises:
+        StackError: A package cannot be had.
+    """
+    wanted = list(AUDIT_REQUIREMENTS)
+    return _make(ENVS / "audit", wanted, [uv_pip("{python}", *wanted)])

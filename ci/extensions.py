@@ -1,25 +1,25 @@
 """How vLLM's compiled ops come into the wheel: decided here, with the reason."""
 
-import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ci.errors import StackError
+from ci.paths import BUILD, SOURCES
+from ci.rocm import debian, host, machine
 
 MODES = ("auto", "compile", "precompiled", "none")
 ABSENT = (
     "vLLM's compiled ops (vllm._C, vllm._rocm_C, ...) are ABSENT: models that need them "
-    "will not run.  Add them with --extensions compile on a machine with ROCm and a ROCm "
-    "torch, or with --extensions precompiled=WHEEL (a ROCm wheel of the same vLLM)."
+    "will not run.  Add them with --extensions compile (as root in Debian or Ubuntu, a "
+    "container will do, or where ROCm and a ROCm torch are installed), or with "
+    "--extensions precompiled=WHEEL (a ROCm wheel of the same vLLM)."
 )
 
 
@@ -33,7 +33,9 @@ class Extensions:
         wheel: The wheel to take the ops from (precompiled).
         rocm: ROCm's root (compile).
         hip: ROCm version of torch (compile) or of the wheel (precompiled), or "".
-        python: The interpreter whose torch is compiled against (compile).
+        python: The interpreter whose torch is compiled against (compile with "host").
+        toolchain: "host" or "debian" (compile).
+        mirror: The Debian mirror (compile with "debian").
     """
 
     mode: str
@@ -42,77 +44,8 @@ class Extensions:
     rocm: Path | None = None
     hip: str = ""
     python: str = ""
-
-
-@dataclass(frozen=True)
-class Toolchain:
-    """What a machine has to compile with; ``missing`` says what it lacks."""
-
-    rocm: Path | None
-    python: str
-    hip: str
-    torch: str
-    missing: tuple[str, ...]
-
-
-def rocm_root() -> Path | None:
-    """Return the root of an installed ROCm with a compiler, or None."""
-    for value in (os.environ.get("ROCM_PATH"), os.environ.get("ROCM_HOME"), "/opt/rocm"):
-        if value and (Path(value) / "bin" / "hipcc").exists():
-            return Path(value)
-    if hipcc := shutil.which("hipcc"):
-        return Path(hipcc).resolve().parent.parent
-    return None
-
-
-def find_toolchain(torch_version: str, python: str | None = None) -> Toolchain:
-    """Look for a ROCm toolchain and a ROCm torch.
-
-    Args:
-        torch_version: The torch that the pin wants.
-        python: Interpreter to ask for torch; ``HIPSTACK_PYTHON`` or the one in PATH.
-
-    Returns:
-        What is there and what is missing.
-    """
-    rocm = rocm_root()
-    missing = [] if rocm else ["no ROCm with hipcc (ROCM_PATH, /opt/rocm or PATH)"]
-    asked = python or os.environ.get("HIPSTACK_PYTHON")
-    python = asked or shutil.which("python3") or sys.executable
-    name = "HIPSTACK_PYTHON" if asked else "python3"
-    code = "import json,torch;print(json.dumps([torch.__version__,torch.version.hip or '']))"
-    torch, hip = "", ""
-    try:
-        result = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, check=False, cwd="/"
-        )
-    except OSError as error:
-        raise StackError(f"{name} {python} cannot be run: {error.strerror}") from None
-    if result.returncode != 0 or not result.stdout.strip():
-        missing.append(f"{name} has no torch")
-    else:
-        torch, hip = json.loads(result.stdout.splitlines()[-1])
-        if not hip:
-            missing.append(f"the torch of {name} ({torch}) is not a ROCm build")
-        elif torch.split("+")[0].split(".")[:2] != torch_version.split(".")[:2]:
-            missing.append(f"torch {torch} is installed, the pin wants {torch_version}")
-    return Toolchain(rocm, python, hip, torch, tuple(missing))
-
-
-def compiler_arches(rocm: Path) -> set[str]:
-    """Return the AMD GPU names that a ROCm's clang knows; empty if it cannot be asked."""
-    for path in ("llvm/bin/clang", "lib/llvm/bin/clang", "bin/amdclang"):
-        clang = rocm / path
-        if clang.exists():
-            result = subprocess.run(
-                [str(clang), "--target=amdgcn-amd-amdhsa", "-mcpu=help", "-x", "c", "-S", "-"],
-                input="",
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            return set(re.findall(r"\bgfx[0-9a-f]+\b", result.stdout + result.stderr))
-    return set()
+    toolchain: str = ""
+    mirror: str = ""
 
 
 def check_precompiled(wheel: Path, version: str, arches: Sequence[str]) -> str:
@@ -167,14 +100,23 @@ def check_precompiled(wheel: Path, version: str, arches: Sequence[str]) -> str:
     return ".".join(match.groups()) if match else ""
 
 
-def decide(text: str, version: str, torch: str, arches: Sequence[str]) -> Extensions:
-    """Turn ``--extensions`` into a decision.
+def decide(
+    text: str,
+    version: str,
+    torch: str,
+    arches: Sequence[str],
+    toolchain: str = "auto",
+    mirror: str | None = None,
+) -> Extensions:
+    """Turn ``--extensions`` and ``--toolchain`` into a decision.
 
     Args:
         text: What the user said: a mode, or ``precompiled=WHEEL``.
         version: The pin's version.
         torch: The torch that the pin wants.
         arches: The architectures that are wanted.
+        toolchain: "auto", "host" or "debian".
+        mirror: The Debian mirror that the user named, or None.
 
     Returns:
         The mode to build with and why.
@@ -185,32 +127,67 @@ def decide(text: str, version: str, torch: str, arches: Sequence[str]) -> Extens
     mode, _, argument = text.partition("=")
     if mode not in MODES or bool(argument) != (mode == "precompiled"):
         raise StackError(f"--extensions {text!r} is none of auto, compile, precompiled=WHEEL, none")
+    if mode in ("none", "precompiled") and toolchain != "auto":
+        raise StackError(f"--toolchain {toolchain} has nothing to do with --extensions {mode}")
     if mode == "none":
         return Extensions("none", "asked for")
     if mode == "precompiled":
         wheel = Path(os.environ.get("HIPSTACK_CWD", ".")) / argument
-        hip = check_precompiled(wheel, version, arches)
-        return Extensions("precompiled", f"taken from {wheel.name}", wheel=wheel, hip=hip)
-    found = find_toolchain(torch)
-    if not found.missing and found.rocm:
-        known = compiler_arches(found.rocm)
-        unknown = [a for a in arches if known and a not in known]
-        if not unknown:
-            return Extensions(
-                "compile",
-                f"ROCm at {found.rocm}, torch {found.torch}",
-                rocm=found.rocm,
-                hip=found.hip,
-                python=found.python,
-            )
-        found = Toolchain(
-            found.rocm, found.python, found.hip, found.torch,
-            (f"the compiler of {found.rocm} does not know {', '.join(unknown)}",),
-        )  # fmt: skip
-    why = "; ".join(found.missing)
-    if mode == "compile":
+        return _precompiled(wheel, version, arches)
+    refused: list[str] = []
+    for name, attempt in (("host", _host), ("debian", _debian)):
+        if toolchain in ("auto", name):
+            decided = attempt(torch, arches, mirror)
+            if isinstance(decided, Extensions):
+                if refused:
+                    reason = f"{decided.reason} ({'; '.join(refused)})"
+                    decided = replace(decided, reason=reason)
+                return decided
+            refused.append(f"{name}: {decided}")
+    why = "; ".join(refused)
+    if mode == "compile" or toolchain != "auto":
         raise StackError(
-            f"--extensions compile: {why}",
+            f"cannot compile: {why}",
             "install ROCm and its torch, or --extensions precompiled=WHEEL, or none",
         )
+    for wheel in sorted(SOURCES.glob(f"vllm-{version}+rocm*.whl")):
+        try:
+            found = _precompiled(wheel, version, arches)
+        except StackError as error:
+            why += f"; {error}"
+            continue
+        return replace(found, reason=f"{found.reason}; cannot compile ({why})")
     return Extensions("none", f"cannot compile ({why}) and no precompiled=WHEEL was given")
+
+
+def _precompiled(wheel: Path, version: str, arches: Sequence[str]) -> Extensions:
+    hip = check_precompiled(wheel, version, arches)
+    return Extensions("precompiled", f"taken from {wheel.name}", wheel=wheel, hip=hip)
+
+
+def _host(torch: str, arches: Sequence[str], mirror: str | None) -> "Extensions | str":
+    """Decide for the machine's own ROCm, or say what it lacks."""
+    found = host.look(BUILD)
+    if lacking := host.problems(found, torch, arches, sys.version_info[:2]):
+        return "; ".join(lacking)
+    return Extensions(
+        "compile",
+        f"ROCm at {found.rocm}, torch {found.torch}",
+        rocm=found.rocm,
+        hip=found.hip,
+        python=found.python,
+        toolchain="host",
+    )
+
+
+def _debian(torch: str, arches: Sequence[str], mirror: str | None) -> "Extensions | str":
+    """Decide for a private root of Debian packages, or say what this machine lacks."""
+    address = machine.find_mirror(mirror)
+    if lacking := debian.machine_lacks(address):
+        return "; ".join(lacking)
+    return Extensions(
+        "compile",
+        f"a private root of Debian packages from {address}",
+        toolchain="debian",
+        mirror=address,
+    )

@@ -14,10 +14,14 @@ _HINTS = {
     "series": "python3 -m ci.stack check",
     "environment": "check network, disk and the package index, then run it again",
     "kernels": "run it again with --until to find the patch at fault",
+    "toolchain": "check network, disk and the mirror, then run it again",
     "wheel": "read the end of the log",
     "proof": "run it again with --until to find the patch at fault",
     "records": "another --out",
 }
+
+
+_SLOW = ("environment", "kernels", "toolchain", "wheel", "proof")
 
 
 class Steps:
@@ -35,6 +39,7 @@ class Steps:
         self.quiet = quiet
         self.done = 0
         self.current = ""
+        self.shown = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("")
         run.log = log
@@ -55,7 +60,7 @@ class Steps:
         live = sys.stdout.isatty() and not self.quiet
         if live:
             print(f"{head} ...", end="\r", flush=True)
-        elif not self.quiet and title in ("environment", "kernels", "wheel"):
+        elif not self.quiet and title in _SLOW:
             print(f"{head} ...", flush=True)
         with self.log.open("a") as file:
             file.write(f"== {head}\n")
@@ -66,11 +71,17 @@ class Steps:
         self.say(f"{head}{detail} ({time.monotonic() - begin:.1f} s)")
 
     def tick(self, text: str) -> None:
-        """Show within a step what is being done."""
+        """Show within a step what is being done: at once on a terminal, else now and then."""
         with self.log.open("a") as file:
             file.write(f"{text}\n")
-        if sys.stdout.isatty() and not self.quiet:
-            print(f"[{self.done}/{self.total}] {self.current}: {text:<60.60}", end="\r", flush=True)
+        if self.quiet:
+            return
+        shown = f"[{self.done}/{self.total}] {self.current}: {text:<60.60}"
+        if sys.stdout.isatty():
+            print(shown, end="\r", flush=True)
+        elif time.monotonic() - self.shown > 60:
+            self.shown = time.monotonic()
+            print(shown.rstrip(), flush=True)
 
     def fail(self, error: StackError) -> str:
         """Return the lines that a failed build ends with."""

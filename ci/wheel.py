@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from ci.errors import StackError
 from ci.extensions import ABSENT, Extensions
 from ci.patches import Series
 from ci.pin import Pin
+from ci.rocm import build as rocm_build
+from ci.rocm.toolchain import Ready
 from ci.run import run
 
 # zip cannot say anything before 1980; the pin's release day says as much as any.
@@ -47,10 +49,24 @@ def local_version(pin: Pin, stack_version: str, arches: Sequence[str]) -> str:
 
 
 def stack_record(
-    pin: Pin, stack_version: str, series: Series, arches: Sequence[str], extensions: str
+    pin: Pin,
+    stack_version: str,
+    series: Series,
+    arches: Sequence[str],
+    extensions: str,
+    hip: str = "",
 ) -> dict[str, Any]:
-    """Return what the wheel says about itself (``vllm/hipstack/stack.json``)."""
-    return {
+    """Return what the wheel says about itself (``vllm/hipstack/stack.json``).
+
+    Args:
+        pin: The pin.
+        stack_version: The stack's own version.
+        series: The patches.
+        arches: The architectures.
+        extensions: How compiled ops came in.
+        hip: The HIP version that they were compiled with, or "".
+    """
+    record: dict[str, Any] = {
         "schema": 1,
         "version": stack_version,
         "pin": {"version": pin.version, "commit": pin.commit},
@@ -59,6 +75,18 @@ def stack_record(
         "arches": list(arches),
         "extensions": extensions,
     }
+    if hip:
+        record["fits"] = fits(pin, hip)
+    return record
+
+
+def fits(pin: Pin, hip: str) -> dict[str, str]:
+    """Return which torch and ROCm compiled ops fit.
+
+    _C and _rocm_C use torch's C++ interface, which holds within a minor release; the HIP
+    runtime is asked for under a name with its major version.
+    """
+    return {"torch": ".".join(pin.torch.split(".")[:2]), "rocm": hip.split(".")[0]}
 
 
 def to_json(data: Any) -> str:
@@ -91,6 +119,8 @@ def build(
     jobs: int,
     log: Path,
     work: Path,
+    ready: Ready | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Build the wheel with upstream's own setup.py.
 
@@ -107,6 +137,8 @@ def build(
         jobs: Parallel compile jobs.
         log: File that gets the build's output.
         work: An empty folder to build in.
+        ready: The toolchain (compile); its root must hold ``work``.
+        progress: Told about each compiled file.
 
     Returns:
         The wheel, inside ``work``.
@@ -120,6 +152,11 @@ def build(
     (copy / STACK_JSON).write_text(to_json(record))
     if kernels is not None:
         aot.install_into(copy / "vllm", kernels)
+    if "fits" in record:
+        # Upstream names no torch for ROCm.  This requirement is met by the ROCm torch that
+        # is installed, and lets `pip check` name another.
+        with (copy / "requirements" / "rocm.txt").open("a") as file:
+            file.write(f"\ntorch == {record['fits']['torch']}.*\n")
     env = {
         key: value
         for key, value in os.environ.items()
@@ -153,13 +190,25 @@ def build(
             )
             command[1:2] = ["-c", driver, extensions.hip or "7.2"]
         else:
+            assert ready is not None
             env |= {
                 "VLLM_TARGET_DEVICE": "rocm",
-                "ROCM_PATH": str(extensions.rocm),
+                "CMAKE_BUILD_TYPE": "Release",
                 "PYTORCH_ROCM_ARCH": ";".join(record["arches"]),
-                "CMAKE_ARGS": f"-DROCM_PATH={extensions.rocm}",
+                "CMAKE_ARGS": f"-DROCM_PATH={ready.rocm}",
             }
-            command[0] = extensions.python
+            command = ready.wheel_command(
+                ["setup.py", "-q", "bdist_wheel", "--dist-dir", ready.inner(work / "dist")]
+            )
+            if ready.root is not None:
+                # Of this machine's environment nothing reaches the root.
+                env = {k: v for k, v in env.items() if k not in os.environ}
+            env |= ready.env
+            outer = None if ready.root else env
+            words = ready.command(command, copy, env)
+            count = len(record["arches"])
+            rocm_build.setup(words, copy, outer, log, progress, jobs, count)
+            return _only_wheel(work / "dist")
         with log.open("ab") as output:
             result = subprocess.run(
                 command,
@@ -174,7 +223,11 @@ def build(
     if result.returncode != 0:
         lines = [x.strip() for x in log.read_text(errors="replace").splitlines() if x.strip()]
         raise StackError(f"setup.py failed ({result.returncode}): {lines[-1] if lines else ''}")
-    wheels = sorted((work / "dist").glob("*.whl"))
+    return _only_wheel(work / "dist")
+
+
+def _only_wheel(folder: Path) -> Path:
+    wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise StackError(f"setup.py made {len(wheels)} wheels instead of one")
     return wheels[0]

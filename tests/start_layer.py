@@ -103,7 +103,7 @@ def main() -> None:
     """Start for the architecture on the command line."""
     arch = sys.argv[1]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    driver.activate(arch)
+    driver.activate(driver.target_of(arch))
     import triton
 
     hits: list[bool] = []

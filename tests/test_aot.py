@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ci import codeobjects, patches
 from ci.aot import (
     AotError,
+    KernelObject,
     Manifest,
     __main__,
     compile_list,
@@ -30,7 +31,8 @@ from ci.aot import (
     verify_manifest,
     verify_wheel,
 )
-from ci.aot.model import digest
+from ci.aot.driver import Target, target_of
+from ci.aot.model import MANIFEST_NAME, digest
 from ci.aot.resources import lds_occupancy, read_resources
 
 pytest.importorskip("triton", reason="the AMD compiler comes with triton")
@@ -216,6 +218,25 @@ def test_variants_are_what_a_launch_specialises_on(made: tuple[Path, list[str]])
     assert found["large"].attrs["k"] == near[:1]
     assert found["small"].signature["q"] == "*fp16"
     assert found["small"].constexprs["TILE"] == 32
+
+
+def test_the_target_is_the_architecture_or_another() -> None:
+    assert target_of("gfx1201") == Target("hip", "gfx1201", 32)
+    assert target_of("gfx942").warp_size == 64
+    assert target_of("gfx1201", "cuda:90") == Target("cuda", 90, 32)
+    for wrong in ("", "cuda", "cuda:", "hip:gfx1201", "cuda:9", "cuda:90a"):
+        with pytest.raises(AotError, match="another GPU"):
+            target_of("gfx1201", wrong)
+
+
+def test_code_of_another_gpu_has_its_own_form(made: tuple[Path, list[str]]) -> None:
+    data = json.loads((made[0] / MANIFEST_NAME).read_text())["objects"][0]
+    other = {**data, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
+    item = KernelObject.from_json({**other, "resources": None})
+    assert item.file == f"90/{item.id}.cubin"
+    for target in ({"backend": "metal"}, {"backend": "cuda", "arch": "gfx1201"}):
+        with pytest.raises(AotError, match="target names no"):
+            KernelObject.from_json({**data, "target": {**data["target"], **target}})
 
 
 def test_resources_are_read(made: tuple[Path, list[str]]) -> None:

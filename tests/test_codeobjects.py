@@ -456,3 +456,12 @@ def test_hostile_wheels(tmp_path: Path, data: st.DataObject) -> None:
     other.write_bytes(changed)
     with contextlib.suppress(CodeObjectError):
         assert scan_wheel(other) == []
+
+
+def test_images_are_the_code_objects_of_a_library(code: dict[str, bytes]) -> None:
+    plain, packed = fat(code, "gfx1201", "gfx1100"), compress(fat(code, "gfx942"), 3, "zstd")
+    library = host_elf({".hip_fatbin": plain.ljust(65536, b"\0") + packed})
+    assert list(codeobjects.images(library)) == [
+        (arch, code[arch]) for arch in ("gfx1201", "gfx1100", "gfx942")
+    ]
+    assert list(codeobjects.images(b"no library")) == []

@@ -123,15 +123,50 @@ def test_a_damaged_cache_entry_is_not_trusted(small_pin, tmp_path, monkeypatch):
     assert left_over(cache) == []
 
 
-def test_an_archive_that_leaves_its_folder_is_refused(small_pin, tmp_path):
+@pytest.fixture(params=["with filters", "as on Debian 12"])
+def any_python(request, monkeypatch):
+    """Python 3.11.2, which Debian 12 ships, has no extraction filters."""
+    if request.param == "as on Debian 12":
+        monkeypatch.delattr(tarfile, "data_filter")
+        real = tarfile.TarFile.extractall
+
+        def extractall(self, path, members=None):
+            # What a Python without filters does: it trusts the members.
+            for member in members:
+                assert ".." not in member.name and not member.issym()
+            real(self, path, members, filter="fully_trusted")
+
+        monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+
+
+@pytest.mark.parametrize("kind", ["above", "link"])
+def test_an_archive_that_leaves_its_folder_is_refused(small_pin, tmp_path, any_python, kind):
     path = tmp_path / "evil.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
-        member = tarfile.TarInfo("../outside.txt")
+        member = tarfile.TarInfo("x" if kind == "link" else "../outside.txt")
+        if kind == "link":
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(member)
     evil = dataclasses.replace(small_pin, sdist_sha256=source.sha256(path))
     with pytest.raises(StackError, match="cannot be unpacked"):
         source.prepare(evil, tmp_path / "out" / "tree", str(path))
     assert not (tmp_path / "outside.txt").exists() and left_over(tmp_path / "out") == []
+
+
+def test_neither_owner_nor_dangerous_modes_are_kept(tmp_path, any_python):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, mode in (("run.sh", 0o6777), ("text", 0o646)):
+            member = tarfile.TarInfo(name)
+            member.mode, member.uid, member.gid = mode, 4242, 4242
+            member.uname = member.gname = "nobody"
+            archive.addfile(member)
+    source.unpack(path, tmp_path / "out")
+    found = {p.name: p.stat() for p in (tmp_path / "out").iterdir()}
+    assert {name: oct(s.st_mode & 0o7777) for name, s in found.items()} == {
+        "run.sh": "0o755", "text": "0o644",
+    }  # fmt: skip
+    assert {s.st_uid for s in found.values()} == {os.geteuid()}
 
 
 def test_the_digest_sees_links_and_renames(small_tree):

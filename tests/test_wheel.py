@@ -11,6 +11,7 @@ from conftest import make_patch, make_series
 
 from ci import extensions, wheel
 from ci.errors import StackError
+from ci.rocm.toolchain import Ready
 
 TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 VERSION = "0.31.0+hipstack1.gfx1201"
@@ -150,6 +151,56 @@ def test_the_local_version_never_says_cpu(the_pin):
     assert wheel.local_version(the_pin, "1", ["gfx1100", "gfx1201"]) == (
         "0.31.0+hipstack1.gfx1100.gfx1201"
     )
+
+
+def test_compiled_ops_name_the_torch_and_rocm_that_they_fit(setup, the_pin):
+    def record(*hip):
+        return wheel.stack_record(the_pin, "1", setup.series, ["gfx1201"], "compile", *hip)
+
+    assert record("7.2.53211")["fits"] == {"torch": "2.13", "rocm": "7"}
+    assert "fits" not in record()
+
+
+SETUP = """\
+import json, os, pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--dist-dir") + 1])
+out.mkdir()
+(out / "vllm-1-cp311-abi3-linux_x86_64.whl").write_text(json.dumps({
+    "argv": sys.argv[1:], "env": dict(os.environ),
+    "requirements": pathlib.Path("requirements/rocm.txt").read_text(),
+}))
+print("[1/1] Building HIP object x/attention.hip.o")
+"""
+
+
+def test_compiling_calls_setup_once_with_arches_jobs_and_an_honest_tag(
+    tmp_path, monkeypatch, the_pin
+):
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
+    monkeypatch.setenv("CMAKE_ARGS", "-DX=1")
+    tree = tmp_path / "tree"
+    (tree / "requirements").mkdir(parents=True)
+    (tree / "requirements" / "rocm.txt").write_text("regex\n")
+    (tree / "setup.py").write_text(SETUP)
+    record = wheel.stack_record(
+        the_pin, "1", make_series(), ["gfx1100", "gfx1151"], "compile", "7.2.4"
+    )
+    ready = Ready(sys.executable, "/opt/rocm", {"ROCM_PATH": "/opt/rocm"})
+    (tmp_path / "work").mkdir()
+    told = []
+    made = wheel.build(
+        tree, tmp_path / "python", VERSION, record, extensions.Extensions("compile", "x"),
+        None, 3, tmp_path / "log", tmp_path / "work", ready, told.append,
+    )  # fmt: skip
+    said = json.loads(made.read_text())
+    assert said["argv"][-2:] == ["--py-limited-api", TAG] and "bdist_wheel" in said["argv"]
+    env = said["env"]
+    assert env["PYTORCH_ROCM_ARCH"] == "gfx1100;gfx1151" and env["MAX_JOBS"] == "3"
+    assert env["CMAKE_ARGS"] == "-DROCM_PATH=/opt/rocm" and env["CMAKE_BUILD_TYPE"] == "Release"
+    assert env["VLLM_TARGET_DEVICE"] == "rocm" and env["ROCM_PATH"] == "/opt/rocm"
+    assert said["requirements"] == "regex\n\ntorch == 2.13.*\n"
+    assert (tree / "requirements" / "rocm.txt").read_text() == "regex\n"
+    assert told == ["1/1 attention.hip"]
 
 
 def test_record_and_sbom_are_deterministic_and_complete(setup, the_pin):

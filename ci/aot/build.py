@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ci import codeobjects, paths
-from ci.aot import lists
+from ci.aot import driver, lists
 from ci.aot.model import MANIFEST_NAME, AotError, KernelObject, Manifest, valid_arch
 
 _HERE = Path(__file__).resolve().parent
@@ -64,6 +64,7 @@ def compile_list(
     cache: Path | None = None,
     python: str = sys.executable,
     progress: Callable[[str], None] | None = None,
+    target: str | None = None,
 ) -> Manifest:
     """Compile kernel lists of a vLLM tree.
 
@@ -77,6 +78,8 @@ def compile_list(
         python: The interpreter to compile with; its environment holds torch, triton and what
             vLLM imports.
         progress: Called with ``<arch> <list>/<variant>`` when a variant is compiled.
+        target: Another target than the architecture's own, such as ``cuda:90``, for tests on a
+            GPU that is not AMD's: vLLM still believes in the one architecture that is named.
 
     Returns:
         The manifest that was written to ``out``.
@@ -86,6 +89,9 @@ def compile_list(
     """
     tree, out = Path(tree).resolve(), Path(out).resolve()
     arches = _checked_request(tree, list_names, arches, out)
+    if target is not None and len(arches) > 1:
+        raise AotError(f"with the target {target} only one architecture can be named")
+    compiled_for = [str(driver.target_of(arch, target).arch) for arch in arches]
     definitions = _definitions(list_names)
     shares = max(1, jobs // len(arches))
     work = [(arch, share) for arch in arches for share in range(shares)]
@@ -101,6 +107,7 @@ def compile_list(
             code.mkdir()
             job = {
                 "arch": arch,
+                "target": target,
                 "lists": names,
                 "share": share,
                 "shares": shares,
@@ -117,11 +124,11 @@ def compile_list(
                 # The other workers' results are of no use any more.
                 running.stop()
                 raise
-        manifest = _merge(results, definitions, arches)
+        manifest = _merge(results, definitions, compiled_for)
         with _replaced_folder(out) as stage:
             for item in manifest.objects:
                 (stage / item.arch).mkdir(exist_ok=True)
-                source = next(scratch.glob(f"{item.arch}-*/{item.id}.hsaco"))
+                source = next(scratch.glob(f"*/{Path(item.file).name}"))
                 shutil.copyfile(source, stage / item.file)
             (stage / MANIFEST_NAME).write_text(manifest.dumps())
             _require_valid(stage)
@@ -375,6 +382,8 @@ def _file_problems(folder: Path, item: KernelObject) -> list[str]:
     data = path.read_bytes()
     if len(data) != item.size or hashlib.sha256(data).hexdigest() != item.sha256:
         return [f"{item.file}: was changed"]
+    if item.target["backend"] != "hip":
+        return []
     try:
         found = codeobjects.scan_bytes(item.file, data)
     except codeobjects.CodeObjectError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +50,51 @@ class Recorder:
         return taken
 
 
+@dataclass(frozen=True)
+class Target:
+    """What Triton compiles for.
+
+    Attributes:
+        backend: ``hip``, or ``cuda`` for tests on a GPU that is not AMD's.
+        arch: Name of the architecture, or the number of the compute capability.
+        warp_size: Lanes of a wave.
+    """
+
+    backend: str
+    arch: str | int
+    warp_size: int
+
+    @property
+    def shared_kib(self) -> int:
+        """The most shared memory of a workgroup."""
+        if self.backend == "cuda":
+            return 227
+        return 160 if self.arch == "gfx950" else 64
+
+
+def target_of(arch: str, other: str | None = None) -> Target:
+    """Make the target of an architecture.
+
+    Args:
+        arch: Such as ``gfx1201``.
+        other: Such as ``cuda:90``: in place of the architecture's own target.
+
+    Raises:
+        AotError: ``other`` has another form.
+    """
+    if other is None:
+        return Target("hip", arch, warp_size(arch))
+    if not (match := re.fullmatch(r"cuda:([1-9][0-9]{1,2})", other)):
+        raise AotError(f"{other!r} is not another GPU's target (such as cuda:90)")
+    return Target("cuda", int(match[1]), 32)
+
+
 class _Utils:
-    def __init__(self, arch: str, warp_size: int) -> None:
+    def __init__(self, target: Target) -> None:
         self._properties = {
-            "arch": arch,
-            "warpSize": warp_size,
-            "max_shared_mem": (160 if arch == "gfx950" else 64) << 10,
+            "arch": target.arch,
+            "warpSize": target.warp_size,
+            "max_shared_mem": target.shared_kib << 10,
             "multiprocessor_count": 64,
         }
 
@@ -71,10 +111,9 @@ class _Utils:
 class StandInDriver:
     """Answers what Triton asks an active driver before and during a launch."""
 
-    def __init__(self, arch: str, recorder: Recorder) -> None:
-        self._arch = arch
-        self._warp_size = warp_size(arch)
-        self.utils = _Utils(arch, self._warp_size)
+    def __init__(self, target: Target, recorder: Recorder) -> None:
+        self._target = target
+        self.utils = _Utils(target)
         self.launcher_cls = functools.partial(recorder.launcher)
 
     @classmethod
@@ -96,7 +135,7 @@ class StandInDriver:
     def get_current_target(self) -> Any:
         """Triton's description of the architecture."""
         compiler = importlib.import_module("triton.backends.compiler")
-        return compiler.GPUTarget("hip", self._arch, self._warp_size)
+        return compiler.GPUTarget(**vars(self._target))
 
     def get_active_torch_device(self) -> Any:
         """The device of the tensors that launches are given."""
@@ -112,15 +151,16 @@ class StandInDriver:
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         """Name the C++ type of an argument as the real driver does."""
-        driver = importlib.import_module("triton.backends.amd.driver")
+        backend = "amd" if self._target.backend == "hip" else "nvidia"
+        driver = importlib.import_module(f"triton.backends.{backend}.driver")
         return str(driver.ty_to_cpp(ty))
 
 
-def activate(arch: str) -> Recorder:
+def activate(target: Target) -> Recorder:
     """Make the stand-in Triton's active driver in this process and record what it compiles.
 
     Args:
-        arch: The architecture that every launch is compiled for.
+        target: What every launch is compiled for.
 
     Returns:
         The recorder.
@@ -128,7 +168,7 @@ def activate(arch: str) -> Recorder:
     recorder = Recorder()
     knobs = importlib.import_module("triton.knobs")
     runtime = importlib.import_module("triton.runtime.driver")
-    runtime.driver.set_active(StandInDriver(arch, recorder))
+    runtime.driver.set_active(StandInDriver(target, recorder))
     knobs.compilation.listener = recorder.on_compile
     return recorder
 

@@ -15,8 +15,11 @@ from ci.errors import StackError
 # Version 2: attributes are complete, so that a loader can compute Triton's hash.
 SCHEMA = 2
 MANIFEST_NAME = "manifest.json"
+# Triton's backend to the ending of its code files.
+CODE_SUFFIX = {"hip": "hsaco", "cuda": "cubin"}
 _ID = re.compile(r"[0-9a-f]{32}\Z")
 _ARCH = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}\Z")
+_CAPABILITY = re.compile(r"[1-9][0-9]{1,2}\Z")
 
 
 class AotError(StackError):
@@ -117,7 +120,7 @@ class KernelObject:
         metadata: What a launcher needs besides: symbol name, shared memory and such.
         sha256: Of the file.
         size: Of the file, in bytes.
-        resources: What it takes.
+        resources: What it takes; None if it is no AMD code.
         variants: ``list/variant`` names whose launch uses it.
     """
 
@@ -133,18 +136,18 @@ class KernelObject:
     metadata: Mapping[str, Any]
     sha256: str
     size: int
-    resources: Resources
+    resources: Resources | None
     variants: tuple[str, ...]
 
     @property
     def arch(self) -> str:
-        """The architecture, such as ``gfx1201``."""
+        """The architecture, such as ``gfx1201``, or another GPU's compute capability."""
         return str(self.target["arch"])
 
     @property
     def file(self) -> str:
         """The file's path below the manifest's folder."""
-        return f"{self.arch}/{self.id}.hsaco"
+        return f"{self.arch}/{self.id}.{CODE_SUFFIX[self.target['backend']]}"
 
     def identity(self, triton: Mapping[str, str], environment: Mapping[str, str]) -> str:
         """Hash what determines the code; equals :attr:`id` in an honest manifest."""
@@ -179,10 +182,14 @@ class KernelObject:
             AotError: A field is missing, unknown or of another type.
         """
         values = _checked(cls, data, "object")
-        resources = _checked(Resources, values["resources"], "resources")
-        values["resources"] = Resources(**resources)
+        backend = values["target"].get("backend")
+        if backend not in CODE_SUFFIX:
+            raise AotError("an object's target names no backend")
+        if backend == "hip" or values["resources"] is not None:
+            values["resources"] = Resources(**_checked(Resources, values["resources"], "resources"))
         values["variants"] = tuple(_strings(values["variants"], "variants"))
-        if not _ARCH.match(str(values["target"].get("arch"))):
+        form = _ARCH if backend == "hip" else _CAPABILITY
+        if not form.match(str(values["target"].get("arch"))):
             raise AotError("an object's target names no architecture")
         if not _ID.match(values["id"]):
             raise AotError("an object's id is not a hash")

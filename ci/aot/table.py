@@ -47,6 +47,7 @@ def resource_table(manifest: Manifest) -> str:
 
 def _row(item: KernelObject) -> tuple[str, ...]:
     use = item.resources
+    assert use is not None
     others = len(item.variants) - 1
     per_token = use.instructions_per_kv_token
     return (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ci.aot import driver, lists
-from ci.aot.model import AotError, KernelList, KernelObject, Variant
+from ci.aot.model import CODE_SUFFIX, AotError, KernelList, KernelObject, Variant
 from ci.aot.resources import read_resources
 
 # What Triton writes into a kernel's metadata besides its options and the environment.
@@ -30,7 +30,8 @@ def compile_share(job: dict[str, Any], answer: TextIO) -> dict[str, Any]:
     """Compile the job's share of variants.
 
     Args:
-        job: ``arch``, ``lists`` (names), ``share`` and ``shares`` (which part of the variants),
+        job: ``arch``, ``target`` (another than the architecture's own, or None), ``lists``
+            (names), ``share`` and ``shares`` (which part of the variants),
             ``environment`` (the variables that may be set of those that Triton's key covers)
             and ``out`` (a folder for the code).
         answer: Where progress is written.
@@ -42,7 +43,7 @@ def compile_share(job: dict[str, Any], answer: TextIO) -> dict[str, Any]:
         AotError: A variant does not compile, or not to what its list says.
     """
     arch, out = job["arch"], Path(job["out"])
-    recorder = driver.activate(arch)
+    recorder = driver.activate(driver.target_of(arch, job["target"]))
     environment = importlib.import_module("triton._C.libtriton").get_cache_invalidating_env_vars()
     if environment != job["environment"]:
         raise AotError(f"environment variables change what Triton compiles: {environment}")
@@ -69,7 +70,7 @@ def compile_share(job: dict[str, Any], answer: TextIO) -> dict[str, Any]:
                 names_so_far = dict.fromkeys((*known.variants, label))
                 item = replace(item, variants=tuple(names_so_far))
             objects[item.id] = item
-            (out / f"{item.id}.hsaco").write_bytes(code)
+            (out / Path(item.file).name).write_bytes(code)
         print(json.dumps({"done": f"{arch} {label}"}), file=answer, flush=True)
     return {"triton": triton, "objects": [item.to_json() for item in objects.values()]}
 
@@ -117,7 +118,7 @@ def _describe(
     options = _options(metadata)
     # A file's name in Triton's cache may be cut short; there is one of each kind.
     files = {path.suffix: path for path in compiled.files.values()}
-    code = files[".hsaco"].read_bytes()
+    code = files[f".{CODE_SUFFIX[metadata['target']['backend']]}"].read_bytes()
     constexprs = {
         _argument(path, arguments): _constant(value) for path, value in source.constants.items()
     }
@@ -138,11 +139,15 @@ def _describe(
         },
         sha256=hashlib.sha256(code).hexdigest(),
         size=len(code),
-        resources=read_resources(
-            files[".amdgcn"].read_text(),
-            lds_bytes=metadata["shared"],
-            num_warps=metadata["num_warps"],
-            kv_tokens=constexprs.get(kernels.kv_tile.get(source.fn.__name__, ""), 0),
+        resources=(
+            read_resources(
+                files[".amdgcn"].read_text(),
+                lds_bytes=metadata["shared"],
+                num_warps=metadata["num_warps"],
+                kv_tokens=constexprs.get(kernels.kv_tile.get(source.fn.__name__, ""), 0),
+            )
+            if ".amdgcn" in files
+            else None
         ),
         variants=(label,),
     )

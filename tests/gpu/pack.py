@@ -19,6 +19,7 @@ import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SCRIPTS = ("lay_out.sh", "engine_parity.py", "children.py", "start_up.py", "tensor_parallel.py")
 GLIBCS = ["2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"]
 PLATFORMS = [f"manylinux_{v}_x86_64" for v in GLIBCS]
 PLATFORMS += [f"manylinux{v}_x86_64" for v in ("1", "2010", "2014")]
@@ -85,8 +86,11 @@ def main() -> int:
     pack_tree(args.tree, args.dest)
     for standins in (HERE / "standins", HERE.parents[1] / "ci" / "aot" / "_fake_amdsmi"):
         shutil.copytree(standins, args.dest / "standins", dirs_exist_ok=True)
-    for name in ("lay_out.sh", "engine_parity.py"):
+    for name in SCRIPTS:
         shutil.copy(HERE / name, args.dest)
+    # What compiles kernels for the wheel; start_up.py compiles them for the GPU there.
+    unused = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE.parents[1] / "ci", args.dest / "ci", ignore=unused, dirs_exist_ok=True)
     size = sum(f.stat().st_size for f in args.dest.rglob("*") if f.is_file())
     print(f"{args.dest}: {size / 2**20:.0f} MiB")
     if missing:

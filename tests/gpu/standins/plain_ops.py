@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's compiled ops of a dense decoder in plain PyTorch.
+"""vLLM's compiled ops of a decoder, dense or of experts, in plain PyTorch.
 
 They let a python tree without compiled extensions run on a GPU. They are right and
 slow: good for comparing attention backends with each other, and for nothing else.
@@ -8,17 +8,18 @@ slow: good for comparing attention backends with each other, and for nothing els
 import torch
 import torch.nn.functional as F
 
-_library = torch.library.Library("_C", "FRAGMENT")
+_libraries = {name: torch.library.Library(name, "FRAGMENT") for name in ("_C", "_moe_C")}
 
 
-def _define(signature: str):
+def _define(signature: str, library: str = "_C"):
     """Register the function below unless something else has already done so."""
 
     def register(function):
         name = signature.partition("(")[0]
-        if not hasattr(torch.ops._C, name):
-            _library.define(signature)
-            _library.impl(name, function, "CompositeExplicitAutograd")
+        if not hasattr(getattr(torch.ops, library), name):
+            _libraries[library].define(signature)
+            if function is not None:
+                _libraries[library].impl(name, function, "CompositeExplicitAutograd")
         return function
 
     return register
@@ -85,3 +86,88 @@ def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
 def weak_ref_tensor(x):
     """A view; it keeps the memory, which a test can afford."""
     return x.view_as(x)
+
+
+# vllm.compilation looks these up when it is imported, as it is for a draft model. With
+# compilation off nothing calls them.
+for _signature in (
+    "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, "
+    "int[]? group_shape=None) -> ()",
+    "dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()",
+    "dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, "
+    "Tensor? scale_ub) -> ()",
+    "silu_and_mul_quant(Tensor! result, Tensor input, Tensor scale) -> ()",
+    "silu_and_mul_per_block_quant(Tensor! out, Tensor input, Tensor! scales, "
+    "int group_size, Tensor? scale_ub=None, bool is_scale_transposed=False) -> ()",
+    "rms_norm_static_fp8_quant(Tensor! result, Tensor input, Tensor weight, Tensor scale, "
+    "float epsilon) -> ()",
+    "fused_add_rms_norm_static_fp8_quant(Tensor! result, Tensor input, Tensor! residual, "
+    "Tensor weight, Tensor scale, float epsilon) -> ()",
+    "rms_norm_dynamic_per_token_quant(Tensor! result, Tensor input, Tensor weight, "
+    "Tensor! scale, float epsilon, Tensor? scale_ub, Tensor!? residual) -> ()",
+    "fused_qk_norm_rope(Tensor! qkv, int num_heads_q, int num_heads_k, int num_heads_v, "
+    "int head_dim, float eps, Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, "
+    "bool is_neox, Tensor position_ids, int forced_token_heads_per_warp=-1) -> ()",
+):
+    _define(_signature)(None)
+
+
+@_define("swigluoai_and_mul(Tensor! out, Tensor input, float alpha=1.702, float limit=7.0) -> ()")
+def swigluoai_and_mul(out, x, alpha=1.702, limit=7.0):
+    """Gate and up alternate along the last dimension."""
+    gate, up = x[..., ::2].clamp(max=limit), x[..., 1::2].clamp(-limit, limit)
+    out.copy_((up + 1) * gate * torch.sigmoid(gate * alpha))
+
+
+@_define(
+    "topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, "
+    "Tensor gating_output, bool renormalize, Tensor? bias, Tensor? is_padding) -> ()",
+    "_moe_C",
+)
+def topk_softmax(weights, indices, rows, gating, renormalize, bias, is_padding):
+    """The experts with the largest probabilities, `bias` added for the choice alone."""
+    probability = gating.float().softmax(-1)
+    choice = probability if bias is None else probability + bias
+    best = choice.topk(weights.shape[-1], dim=-1).indices
+    chosen = probability.gather(-1, best)
+    if renormalize:
+        chosen = chosen / chosen.sum(-1, keepdim=True)
+    weights.copy_(chosen)
+    indices.copy_(best)
+
+
+@_define(
+    "moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, "
+    "Tensor! sorted_token_ids, Tensor! experts_ids, Tensor! num_tokens_post_pad, "
+    "Tensor? maybe_expert_map, Tensor(a!)? scatter_idx=None) -> ()",
+    "_moe_C",
+)
+def moe_align_block_size(
+    topk_ids, num_experts, block_size, sorted_ids, expert_ids, total, expert_map, scatter=None
+):
+    """Group the routed rows by expert, each group padded to whole blocks; no host sync."""
+    if expert_map is not None or scatter is not None:
+        raise NotImplementedError("stand-in for one rank and the plain layout only")
+    expert = topk_ids.flatten().long()
+    order = expert.argsort(stable=True)
+    count = torch.zeros(num_experts, dtype=torch.long, device=expert.device)
+    count.scatter_add_(0, expert, torch.ones_like(expert))
+    padded = (count + block_size - 1) // block_size * block_size
+    end, padded_end = count.cumsum(0), padded.cumsum(0)
+    by_expert = expert[order]
+    rank = torch.arange(expert.numel(), device=expert.device) - (end - count)[by_expert]
+    sorted_ids.fill_(expert.numel())
+    sorted_ids[(padded_end - padded)[by_expert] + rank] = order.to(sorted_ids.dtype)
+    first = torch.arange(expert_ids.numel(), device=expert.device) * block_size
+    owner = torch.searchsorted(padded_end, first, right=True)
+    expert_ids.copy_(owner.clamp(max=num_experts - 1))
+    total.copy_(padded_end[-1:])
+
+
+@_define(
+    "moe_sum(Tensor input, Tensor! output, Tensor? topk_ids=None, Tensor? expert_map=None) -> ()",
+    "_moe_C",
+)
+def moe_sum(x, out, topk_ids=None, expert_map=None):
+    """Add up what the experts of a token gave."""
+    out.copy_(x.sum(dim=1))
