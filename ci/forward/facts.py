@@ -77,6 +77,7 @@ class Tree:
         self.root = root
         self._modules: dict[str, ast.Module | None] = {}
         self._tables: dict[str, dict[str, ast.AST]] = {}
+        self._members: dict[Definition, dict[str, Member]] = {}
 
     def path_of(self, module: str) -> str | None:
         """Return the file of a module, relative to the tree, or None."""
@@ -198,12 +199,14 @@ class Tree:
         return None
 
     def members(self, definition: Definition) -> dict[str, Member]:
-        """Return a class's members with those that it inherits in this tree."""
-        found: dict[str, Member] = {}
-        for owner in self.lineage(definition):
-            for name, node in own_members(owner.node).items():
-                found.setdefault(name, Member(name, owner, node))
-        return found
+        """Return a class's members with those that it inherits in this tree; to be read only."""
+        if definition not in self._members:
+            found: dict[str, Member] = {}
+            for owner in self.lineage(definition):
+                for name, node in own_members(owner.node).items():
+                    found.setdefault(name, Member(name, owner, node))
+            self._members[definition] = found
+        return self._members[definition]
 
     def is_enum(self, definition: Definition) -> bool:
         """Whether a class is an enumeration."""
