@@ -326,10 +326,20 @@ class Catalogue:
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = files
         self._by_words: dict[frozenset[str], list[Unit]] | None = None
+        self._units: dict[str, dict[str, Unit]] = {}
+        self._nameless: dict[Unit, str] = {}
 
     def units(self, path: str) -> dict[str, Unit]:
         """Return the units of one of the tree's files."""
-        return units(path, self.files.get(path, ""))
+        if path not in self._units:
+            self._units[path] = units(path, self.files.get(path, ""))
+        return self._units[path]
+
+    def nameless(self, unit: Unit) -> str:
+        """Return the normal form of one of the tree's units, its own name left out."""
+        if unit not in self._nameless:
+            self._nameless[unit] = normal_form(unit.node, with_name=False)
+        return self._nameless[unit]
 
     def same_content(self, node: ast.AST) -> list[Unit]:
         """Return the tree's functions that say what this one says, whatever their name."""
@@ -337,15 +347,13 @@ class Catalogue:
             return []
         if self._by_words is None:
             self._by_words = {}
-            for path, text in self.files.items():
-                for unit in units(path, text).values():
+            for path in self.files:
+                for unit in self.units(path).values():
                     if isinstance(unit.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                         self._by_words.setdefault(_words(unit.node), []).append(unit)
         form = normal_form(node, with_name=False)
         return [
-            unit
-            for unit in self._by_words.get(_words(node), [])
-            if normal_form(unit.node, with_name=False) == form
+            unit for unit in self._by_words.get(_words(node), []) if self.nameless(unit) == form
         ]
 
 
@@ -409,9 +417,8 @@ def evidence(
                 found.append((unit.label, f"{at}, {where}"))
                 continue
             same = [
-                u for u in target.same_content(now.node) if normal_form(u.node, False) not in {
-                    normal_form(p.node, False) for p in pin.units(u.path).values()
-                }
+                u for u in target.same_content(now.node)
+                if target.nameless(u) not in {pin.nameless(p) for p in pin.units(u.path).values()}
             ]  # fmt: skip
             if same:
                 found.append((unit.label, f"{same[0].label}, by content"))

@@ -56,6 +56,16 @@ class Member:
         return describe(self.node)
 
 
+def unquoted(node: ast.expr) -> ast.expr | None:
+    """Return what a quoted annotation says, None where that is no expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        try:
+            return ast.parse(node.value, mode="eval").body
+        except SyntaxError:
+            return None
+    return node
+
+
 class Tree:
     """The Python modules of a source tree.
 
@@ -67,6 +77,7 @@ class Tree:
         self.root = root
         self._modules: dict[str, ast.Module | None] = {}
         self._tables: dict[str, dict[str, ast.AST]] = {}
+        self._members: dict[Definition, dict[str, Member]] = {}
 
     def path_of(self, module: str) -> str | None:
         """Return the file of a module, relative to the tree, or None."""
@@ -176,13 +187,9 @@ class Tree:
                 queue += self.bases(current)
         return order
 
-    def expression(self, node: ast.expr, module: str) -> Definition | None:
+    def expression(self, written: ast.expr, module: str) -> Definition | None:
         """Resolve ``name`` or ``package.name`` as written in a module."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                node = ast.parse(node.value, mode="eval").body
-            except SyntaxError:
-                return None
+        node = unquoted(written)
         if isinstance(node, ast.Name):
             return self.find(module, node.id)
         if isinstance(node, ast.Attribute):
@@ -192,12 +199,14 @@ class Tree:
         return None
 
     def members(self, definition: Definition) -> dict[str, Member]:
-        """Return a class's members with those that it inherits in this tree."""
-        found: dict[str, Member] = {}
-        for owner in self.lineage(definition):
-            for name, node in own_members(owner.node).items():
-                found.setdefault(name, Member(name, owner, node))
-        return found
+        """Return a class's members with those that it inherits in this tree; to be read only."""
+        if definition not in self._members:
+            found: dict[str, Member] = {}
+            for owner in self.lineage(definition):
+                for name, node in own_members(owner.node).items():
+                    found.setdefault(name, Member(name, owner, node))
+            self._members[definition] = found
+        return self._members[definition]
 
     def is_enum(self, definition: Definition) -> bool:
         """Whether a class is an enumeration."""

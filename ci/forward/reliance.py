@@ -26,6 +26,7 @@ from ci.forward.facts import (
     is_abstract,
     own_members,
     signature_changes,
+    unquoted,
 )
 
 BREAKS, CHANGED, LOOK = "breaks", "changed", "look"
@@ -173,15 +174,11 @@ class Reader:
         found = self.upstream.find("vllm.config", camel)
         return _Value(found, True) if found is not None else None
 
-    def _annotation(self, node: ast.expr | None, module: str = "") -> _Value | None:
+    def _annotation(self, written: ast.expr | None, module: str = "") -> _Value | None:
         """Return an instance of the class that an annotation names."""
+        node = unquoted(written) if written is not None else None
         if node is None:
             return None
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                node = ast.parse(node.value, mode="eval").body
-            except SyntaxError:
-                return None
         if isinstance(node, ast.BinOp):
             return self._annotation(node.left, module) or self._annotation(node.right, module)
         if isinstance(node, ast.Subscript):
