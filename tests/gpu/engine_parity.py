@@ -282,7 +282,7 @@ def draw_weights(model) -> None:
             continue
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
         generator = torch.Generator(device=parameter.device).manual_seed(seed)
-        spread = 3.0 if "embed" in name else 1.0
+        spread = 3.0 if "embed" in name or "lm_head" in name else 1.0
         parameter.data.normal_(0.0, spread * parameter.shape[-1] ** -0.5, generator=generator)
 
 
@@ -509,6 +509,8 @@ class Pool:
     def _run(self, job: dict[str, Any], gpu: int, limit: float) -> dict[str, Any]:
         env = os.environ | {
             "CUDA_VISIBLE_DEVICES": str(gpu),
+            # AMD's library counts all of the host's, as does its stand-in.
+            "FAKE_GPU_COUNT": str(len(self.load)),
             "OMP_NUM_THREADS": "2",
             # In one process, so that the models can be reached and changed.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
