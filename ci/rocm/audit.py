@@ -134,17 +134,17 @@ def symbol_problems(
     counts: dict[str, int] = {}
     problems = []
     for symbol in sorted(library.undefined):
+        owners = [n for n, names in provided.items() if symbol in names]
+        owners += [x.soname for x in listed if symbol in x.symbols]
         if re.match(r"_?Py[A-Z_]", symbol):
             owner = "Python"
-        elif found := next((x for x in listed if symbol in x.symbols), None):
-            owner = found.soname
-            if owner not in library.needed:
-                problems.append(f"{library.name} uses {symbol} but does not need {owner}")
-        elif name := next((n for n, names in provided.items() if symbol in names), None):
-            owner = name
-        else:
+        elif not owners:
             problems.append(f"{library.name}: no declared library defines {symbol}")
             continue
+        else:
+            owner = next((name for name in owners if name in library.needed), owners[0])
+            if owner not in library.needed:
+                problems.append(f"{library.name} uses {symbol} but does not need {owner}")
         counts[owner] = counts.get(owner, 0) + 1
     return counts, problems
 

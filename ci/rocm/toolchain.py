@@ -143,7 +143,7 @@ class Ready:
         system = self.root.path / "usr" / "lib" / "x86_64-linux-gnu"
         found["libamdhip64.so.7"] = system / "libamdhip64.so.7"
         old = self.root.path / "opt" / "sysroot"
-        for name in ("libc.so.6", "libm.so.6", "libgcc_s.so.1"):
+        for name in ("libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"):
             found[name] = old / "lib" / "x86_64-linux-gnu" / name
         found["libstdc++.so.6"] = old / "usr" / "lib" / "x86_64-linux-gnu" / "libstdc++.so.6"
         return found
