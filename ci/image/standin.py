@@ -133,10 +133,10 @@ def make_wheel(name: str, version: str, package: Path | None, out: Path) -> Path
         The wheel.
     """
     info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/{p.relative_to(package).as_posix()}": p.read_bytes()
-        for p in (sorted(package.rglob("*.py")) if package else ())
-    }
+    files = {}
+    if package is not None:
+        for file in sorted(package.rglob("*.py")):
+            files[f"{name}/{file.relative_to(package).as_posix()}"] = file.read_bytes()
     files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
     )
