@@ -51,7 +51,9 @@ ARG TOOLCHAIN=
 ARG JOBS=
 WORKDIR /hipstack
 COPY . .
+# What build.sh keeps for its next run (2 GB and more) stays out of the layer.
 RUN --mount=type=cache,target=/root/.cache \
+    --mount=type=cache,target=/hipstack/build,sharing=locked \
     ./build.sh --arch "${ARCH}" --extensions "${EXTENSIONS}" --out /wheel \
         ${TOOLCHAIN:+--toolchain "${TOOLCHAIN}"} ${JOBS:+--jobs "${JOBS}"}
 

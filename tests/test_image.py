@@ -175,8 +175,14 @@ def test_an_environment_that_moved_fails_the_build(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(install, "snapshot", lambda: {"torch": ["2.13.0", "b"]})
     assert install.main(["verify"]) == 1
     assert capsys.readouterr().err == "error: torch was 2.13.0+rocm, is 2.13.0\n"
-    monkeypatch.setattr(install, "snapshot", lambda: {"torch": ["2.13.0+rocm", "a"]})
+    held = {"torch": ["2.13.0+rocm", "a"]}
+    monkeypatch.setattr(install, "snapshot", lambda: held)
     assert install.main(["verify"]) == 0
+    monkeypatch.setattr(install, "snapshot", lambda: held | {"torchvision": ["0.28", "c"]})
+    assert install.main(["verify"]) == 1
+    assert (
+        "torchvision did not come with torch: add it to TORCH_PACKAGES" in capsys.readouterr().err
+    )
 
 
 def test_a_torch_without_rocm_is_refused_unless_it_is_a_stand_in(tmp_path, monkeypatch):

@@ -104,7 +104,8 @@ def _standin(args: argparse.Namespace) -> int:
     args.base, args.torch_index = base, "file:///index"
     args.tag = args.tag or [f"localhost/{NAME}-standin:{arches.family(arches.parse(args.arch))}"]
     args.build_arg = [
-        "ANY_TORCH=1", "TORCH_PACKAGES=torch triton amdsmi", "EXTRA_PACKAGES=", *args.build_arg,
+        "ANY_TORCH=1", "TORCH_PACKAGES=torch torchvision triton amdsmi", "EXTRA_PACKAGES=",
+        *args.build_arg,
     ]  # fmt: skip
     args.option = [
         f"--volume={index}:/index:ro",

@@ -106,6 +106,9 @@ def make_index(pin: Pin, folder: Path) -> Path:
             what=f"downloading {what}",
         )  # fmt: skip
     make_wheel("amdsmi", "0", paths.STANDIN / "amdsmi", wheels)
+    # PyPI has no CPU build of torchvision, and vLLM does without: only its name is there,
+    # for the requirements that ask for it.
+    make_wheel("torchvision", "0", None, wheels)
     shutil.rmtree(folder, ignore_errors=True)
     for wheel in sorted(wheels.glob("*.whl")):
         project = folder / wheel.name.split("-")[0].replace("_", "-").lower()
@@ -117,23 +120,23 @@ def make_index(pin: Pin, folder: Path) -> Path:
     return folder
 
 
-def make_wheel(name: str, version: str, package: Path, out: Path) -> Path:
+def make_wheel(name: str, version: str, package: Path | None, out: Path) -> Path:
     """Pack a pure Python package into a wheel.
 
     Args:
         name: The project's name, which is also the package's.
         version: Its version.
-        package: The package's folder.
+        package: The package's folder; None makes a wheel without content.
         out: Where the wheel goes.
 
     Returns:
         The wheel.
     """
     info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/{p.relative_to(package).as_posix()}": p.read_bytes()
-        for p in sorted(package.rglob("*.py"))
-    }
+    files = {}
+    if package is not None:
+        for file in sorted(package.rglob("*.py")):
+            files[f"{name}/{file.relative_to(package).as_posix()}"] = file.read_bytes()
     files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
     )

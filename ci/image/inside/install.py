@@ -113,6 +113,21 @@ def moved(before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]
     ]
 
 
+def strangers(before: Iterable[str], after: Iterable[str]) -> list[str]:
+    """Say which projects should have come with torch and came from elsewhere.
+
+    PyPI's torchvision, say, is built for PyPI's torch, and does not even import with another.
+
+    Args:
+        before: What is held.
+        after: What is installed of that kind.
+    """
+    return [
+        f"{name} did not come with torch: add it to TORCH_PACKAGES"
+        for name in sorted(set(after) - set(before))
+    ]
+
+
 def _python() -> str:
     return str(VENV / "bin" / "python")
 
@@ -266,13 +281,13 @@ def install_tuned(folder: Path, arches: str) -> None:
 
 
 def verify() -> None:
-    """Check that everything held is still what it was.
+    """Check that everything held is still what it was, and that nothing joined it.
 
     Raises:
-        InstallError: Something moved.
+        InstallError: Something moved, or came from elsewhere.
     """
-    before = json.loads((STATE / "held.json").read_text())
-    if problems := moved(before, snapshot()):
+    before, after = json.loads((STATE / "held.json").read_text()), snapshot()
+    if problems := [*moved(before, after), *strangers(before, after)]:
         raise InstallError("; ".join(problems))
     print(f"held: {', '.join(f'{n} {v}' for n, (v, _) in sorted(before.items()))}")
 
