@@ -34,6 +34,25 @@ EXTRAS = [
     "tests/v1/attention/test_rocm_segmented_attn.py",
     "benchmarks/kernels/benchmark_segmented_attention.py",
 ]
+FILES = (
+    "lay_out.sh",
+    "engine_parity.py",
+    "tiny_models.py",
+    "validate.toml",
+    "validate_gpu.py",
+)
+
+
+def pack_harness(dest: Path) -> None:
+    """Copy ci/ and what names the stack: ``python3 -m ci.validate`` then runs there."""
+    root = HERE.parents[1]
+    unwanted = shutil.ignore_patterns("__pycache__", "_fake_amdsmi")
+    shutil.copytree(root / "ci", dest / "ci", dirs_exist_ok=True, ignore=unwanted)
+    (dest / "vllm-src").mkdir(exist_ok=True)
+    shutil.copy(root / "vllm-src" / "pin.toml", dest / "vllm-src")
+    shutil.copy(root / "series", dest)
+    with tarfile.open(dest / "patches.tar.xz", "w:xz") as archive:
+        archive.add(root / "patches", "patches")
 
 
 def fetch_wheels(dest: Path) -> list[str]:
@@ -85,8 +104,9 @@ def main() -> int:
     pack_tree(args.tree, args.dest)
     for standins in (HERE / "standins", HERE.parents[1] / "ci" / "aot" / "_fake_amdsmi"):
         shutil.copytree(standins, args.dest / "standins", dirs_exist_ok=True)
-    for name in ("lay_out.sh", "engine_parity.py"):
+    for name in FILES:
         shutil.copy(HERE / name, args.dest)
+    pack_harness(args.dest)
     size = sum(f.stat().st_size for f in args.dest.rglob("*") if f.is_file())
     print(f"{args.dest}: {size / 2**20:.0f} MiB")
     if missing:
