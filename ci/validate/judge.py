@@ -9,7 +9,7 @@ from ci.validate import driver, stats, store, variants
 from ci.validate.variants import BASELINE, Variant
 
 PATHS = ("decode", "prefill")
-_RANK = {"pass": 0, "kept": 0, "not run": 1, "inconclusive": 2, "did not serve": 3, "fail": 4,
+_RANK = {"pass": 0, "measured": 0, "not run": 1, "inconclusive": 2, "did not serve": 3, "fail": 4,
          "error": 5}  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def _perf(data: Mapping[str, Any]) -> dict[str, Any]:
         ]
     routing = _routing(data, {"report": data.get("base_report")})
     verdict: dict[str, Any] = {
-        "status": "pass" if data.get("complete") else "inconclusive",
+        "status": "measured" if data.get("complete") else "inconclusive",
         "reasons": [] if data.get("complete") else [data.get("error") or "it was stopped early"],
         "notes": list(data.get("left") or []),
         "rows": rows,

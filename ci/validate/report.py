@@ -9,6 +9,7 @@ from ci.validate import store
 
 MARKS = {
     "pass": "pass",
+    "measured": "measured",  # speed is told, not judged
     "fail": "**FAIL**",
     "error": "**ERROR**",
     "did not serve": "**did not serve**",
@@ -20,10 +21,11 @@ MARKS = {
 def all_well(summary: Mapping[str, Any]) -> bool:
     """Say whether something was judged, and nothing failed or could not be judged."""
     states = [row["verdict"]["status"] for row in summary["rows"]]
-    return "pass" in states and all(s in ("pass", "not run") for s in states)
+    return "pass" in states and all(s in ("pass", "measured", "not run") for s in states)
 
 
-def _key_figure(row: Mapping[str, Any]) -> str:
+def key_figure(row: Mapping[str, Any]) -> str:
+    """Return what matters most in a verdict, in a few words."""
     verdict = row["verdict"]
     if verdict.get("paths"):
         return ", ".join(
@@ -31,7 +33,7 @@ def _key_figure(row: Mapping[str, Any]) -> str:
             for name, p in verdict["paths"].items()
         )
     if "cosine_min" in verdict:
-        return f"cosine at least {verdict['cosine_min']:.6f}"
+        return f"cosine distance at most {1.0 - verdict['cosine_min']:.1e}"
     if "acceptance" in verdict:
         return f"acceptance length {verdict['acceptance']:.2f}"
     if "score" in verdict:
@@ -57,7 +59,7 @@ def table(summary: Mapping[str, Any]) -> str:
             continue
         status = row["verdict"]["status"]
         where = f"{row['arch']} {row['model']} {row['task']} {row['variant']}"
-        lines.append(f"{status:<13} {where}: {_key_figure(row)}")
+        lines.append(f"{status:<13} {where}: {key_figure(row)}")
         lines += [f"{'':<13}   {reason}" for reason in row["verdict"]["reasons"]]
     return "\n".join(lines)
 
@@ -77,7 +79,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
             if found is None:
                 row.append("-")
             else:
-                figure = _key_figure(found)
+                figure = key_figure(found)
                 row.append(MARKS[found["verdict"]["status"]] + (f": {figure}" if figure else ""))
         out.append(f"| {model} | {task} | {variant} | " + " | ".join(row) + " |")
     parts = {
@@ -96,7 +98,7 @@ def _failures(summary: Mapping[str, Any]) -> list[str]:
     out = []
     for row in summary["rows"]:
         verdict = row["verdict"]
-        if verdict["status"] == "pass":
+        if verdict["status"] in ("pass", "measured"):
             continue
         where = f"{row['arch']}, {row['model']}, {row['task']}, {row['variant']}"
         out.append(f"- {where}: {MARKS[verdict['status']]}. " + "; ".join(verdict["reasons"]))
@@ -187,7 +189,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, b
         states = [r["verdict"]["status"] if r else "-" for r in (old, new)]
         where = " ".join(key)
         if states[0] != states[1]:
-            lost = states[0] == "pass"
+            lost = states[0] in ("pass", "measured")
             worse |= lost
             mark = "WORSE " if lost else "      "
             lines.append(f"{mark} {where}: {states[0]} -> {states[1]}")

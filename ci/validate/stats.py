@@ -332,7 +332,7 @@ def judge(
         doubts.append(f"{n} positions are too few: {least} misses would prove nothing")
     notes = [f"{name} is not counted as noise: {why}" for name, why in noise.dropped.items()]
     if threshold < FLOOR and not doubts:
-        notes.append(f"this model's own noise reaches below {FLOOR:.0%}")
+        notes.append(f"this model's own noise makes the band reach below {FLOOR:.0%}")
     ordered = sorted(candidate.misses, key=lambda m: -m.base_margin)
     return {
         "status": "fail" if reasons else "inconclusive" if doubts else "pass",
