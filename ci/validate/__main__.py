@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace) -> int:
         progress.close()
     if stopped:
         print("stopped; what was finished is kept, the same command goes on", file=sys.stderr)
-    return _report(out) or (1 if stopped else 0)
+    return _report(out, not args.no_page) or (1 if stopped else 0)
 
 
 def _cluster(
@@ -153,9 +153,9 @@ def _cluster(
     return _report(options.out)
 
 
-def _report(out: Path) -> int:
+def _report(out: Path, with_page: bool = True) -> int:
     summary = judge.summarize(out)
-    for path in report.write(summary, out):
+    for path in report.write(summary, out, with_page):
         print(path)
     print(report.table(summary))
     return 0 if report.all_well(summary) else 1
@@ -202,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--top", type=int, default=10, help="tokens recorded a position (10)")
     run.add_argument("--repeats", type=int, default=5, help="of each measurement of speed (5)")
     run.add_argument("--again", action="store_true", help="run what has a result, too")
+    run.add_argument("--no-page", action="store_true", help="no HTML, only JSON and Markdown")
     run.add_argument(
         "--slurm",
         action="append",

@@ -94,8 +94,8 @@ def agreement_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     top = max(max(p["ratio"] for _, _, p, _ in points) * 1.8, 5)
     right.set_xlim(0.05, top)
     right.axvspan(1e-3, stats.SIZE_LIMIT, color=BAND, linewidth=0)
-    ticks = [t for t in (0.1, 1, 10, 100) if t < top]
-    right.set_xticks(ticks, [f"{t:g}x" for t in ticks])
+    ratios = [t for t in (0.1, 1, 10, 100) if t < top]
+    right.set_xticks(ratios, [f"{t:g}x" for t in ratios])
     right.minorticks_off()
     right.set_title("disturbance / noise", fontsize=9, color=MUTED, loc="left")
     return _svg(figure)
@@ -266,10 +266,18 @@ def render(summary: Mapping[str, Any]) -> str:
     states = [r["verdict"]["status"] for r in rows]
     order = [s for s in MARKS if s in states]
     template = _environment().get_template("page.html.j2")
-    return template.render(
-        summary=summary, arches=arches, models=models, cells=cells, places=places, states=states, order=order,
-        limit=stats.SIZE_LIMIT, confidence=stats.CONFIDENCE,
-    )  # fmt: skip
+    text: str = template.render(
+        summary=summary,
+        arches=arches,
+        models=models,
+        cells=cells,
+        places=places,
+        states=states,
+        order=order,
+        limit=stats.SIZE_LIMIT,
+        confidence=stats.CONFIDENCE,
+    )
+    return text
 
 
 def render_history(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -277,8 +285,6 @@ def render_history(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     plots = {
         arch: [p for p in (history_plot(e), speed_history_plot(e)) if p] for arch, e in runs.items()
     }
-    return (
-        _environment()
-        .get_template("history.html.j2")
-        .render(runs=runs, plots=plots, order=list(MARKS))
-    )
+    template = _environment().get_template("history.html.j2")
+    text: str = template.render(runs=runs, plots=plots, order=list(MARKS))
+    return text

@@ -156,11 +156,13 @@ def _software(summary: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def write(summary: Mapping[str, Any], out: Path) -> list[Path]:
+def write(summary: Mapping[str, Any], out: Path, with_page: bool = True) -> list[Path]:
     """Write summary.json, report.md and report.html; return what was written."""
     paths = [out / "summary.json", out / "report.md"]
     store.write_json(paths[0], summary)
     store.write_bytes(paths[1], markdown(summary).encode())
+    if not with_page:
+        return paths
     try:
         from ci.validate import page
 

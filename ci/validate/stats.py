@@ -131,7 +131,8 @@ def compare(base: Sequence[Sequence_], other: Sequence[Sequence_]) -> Comparison
                 seen.unforced += len(one["tokens"]) - at
                 break
             count += 1
-            if not all(map(math.isfinite, (*values, *other_values))):
+            # JSON has no NaN: it is null there.
+            if not all(v is not None and math.isfinite(v) for v in (*values, *other_values)):
                 seen.bad += 1
                 continue
             p = dict(zip(ids, values, strict=True))
@@ -360,7 +361,9 @@ def judge(
 
 
 def cosine(one: Sequence[float], two: Sequence[float]) -> float:
-    """Return the cosine of two vectors; NaN if one is zero or not finite."""
+    """Return the cosine of two vectors; NaN if one is zero or not finite (null in JSON)."""
+    if None in one or None in two:
+        return math.nan
     dot = math.fsum(a * b for a, b in zip(one, two, strict=True))
     norms = math.sqrt(math.fsum(a * a for a in one) * math.fsum(b * b for b in two))
     return dot / norms if norms > 0 and math.isfinite(norms) else math.nan
@@ -382,10 +385,13 @@ def judge_embeddings(
     """
 
     def distances(vectors: Sequence[Sequence[float]]) -> list[float]:
-        return [max(0.0, 1.0 - cosine(a, b)) for a, b in zip(base, vectors, strict=True)]
+        # Not max(0.0, d), which hides NaN.
+        found = (1.0 - cosine(a, b) for a, b in zip(base, vectors, strict=True))
+        return [0.0 if d < 0 else d for d in found]
 
     mine = distances(other)
     scale = {name: statistics.fmean(distances(v)) for name, v in noise.items() if v}
+    scale = {name: d for name, d in scale.items() if math.isfinite(d)}
     # One rounding of every element, were they independent.
     rounding = SPACING.get(dtype, SPACING["bfloat16"]) ** 2 / 24.0
     size = math.sqrt(max([*scale.values(), rounding]))

@@ -11,7 +11,7 @@ import random
 import time
 from types import SimpleNamespace as _Some
 
-VOCABULARY = 64
+VOCABULARY = 24
 
 
 class SamplingParams:
@@ -21,9 +21,12 @@ class SamplingParams:
 
 
 def _logits(past, shift, salt):
-    generator = random.Random(hash(tuple(past[-4:])))
-    noise = random.Random(hash((tuple(past[-6:]), salt)))
-    return [generator.gauss(0, 3) + shift * noise.gauss(0, 1) for _ in range(VOCABULARY)]
+    draw = random.Random(hash(tuple(past[-4:]))).random
+    values = [9 * (draw() + draw() - 1) for _ in range(VOCABULARY)]
+    if shift:
+        draw = random.Random(hash((tuple(past[-6:]), salt))).random
+        values = [value + 4 * shift * (draw() - 0.5) for value in values]
+    return values
 
 
 class LLM:
@@ -53,10 +56,9 @@ class LLM:
     def _row(self, past, top, taken):
         values = _logits(past, self.shift, self.salt)
         total = math.log(sum(map(math.exp, values)))
-        order = sorted(range(VOCABULARY), key=lambda i: -values[i])
+        order = sorted(range(VOCABULARY), key=values.__getitem__, reverse=True)
         taken = order[0] if taken is None else taken
-        kept = {*order[:top], taken}
-        return taken, {i: _Some(logprob=values[i] - total, rank=order.index(i) + 1) for i in kept}
+        return taken, {i: _Some(logprob=values[i] - total) for i in {*order[:top], taken}}
 
     def generate(self, inputs, params, use_tqdm=True):
         params = params if isinstance(params, list) else [params] * len(inputs)
