@@ -4,7 +4,13 @@
 With this folder on PYTHONPATH (it is a plugin of vLLM's, see the dist-info beside) and
 VLLM_TARGET_DEVICE=cpu the engine runs from its Python tree alone, in float32, eager and
 with ``custom_ops: ["none"]``. Right and slow: it shows that what drives the engine works.
+
+HIPSTACK_TEST_GPU_BACKENDS=1 with TRITON_INTERPRET=1 admits Triton attention backends, and
+HIPSTACK_TEST_HIPDNN=1 puts the stand-in hipDNN library of the patches' tests under HIPDNN
+(the source tree's root must be on PYTHONPATH).
 """
+
+import os
 
 import torch
 
@@ -110,5 +116,45 @@ def attention(
         output[begin:end] = torch.einsum("hqk,khd->qhd", weights, values).to(output.dtype)
 
 
+def _allow_gpu_backends() -> None:
+    """Let the selector take Triton backends here, whose kernels Triton interprets."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    plain = CpuPlatform.get_attn_backend_cls.__func__
+
+    def get_attn_backend_cls(cls, selected_backend, *args, **kwargs):
+        names = ("TRITON_ATTN", "HIPDNN", "ROCM_SEGMENTED_ATTN")
+        if selected_backend is not None and selected_backend.name in names:
+            if selected_backend is AttentionBackendEnum.ROCM_SEGMENTED_ATTN:
+                from vllm.v1.attention.backends import rocm_segmented_attn
+                from vllm.v1.worker import workspace
+
+                rocm_segmented_attn.current_arch = lambda: os.environ["FAKE_GFX"]
+                if not workspace.is_workspace_manager_initialized():
+                    workspace.init_workspace_manager(torch.device("cpu"))
+            return selected_backend.get_path()
+        return plain(cls, selected_backend, *args, **kwargs)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
+    # Launchers ask it to choose tiles.
+    torch.cuda.get_device_capability = lambda *_: (12, 0)
+
+
+def _take_standin_hipdnn() -> None:
+    """Put the hipDNN patches' stand-in library under the runtime, on host memory."""
+    from tests.hipdnn.support import StandIn
+    from vllm.hipdnn.routes import Routes
+    from vllm.hipdnn.runtime import ALL_OPS, Runtime, set_runtime
+
+    standin = StandIn()
+    standin.configure()
+    set_runtime(Runtime(standin.open(), Routes(), ALL_OPS, host_memory=True))
+
+
 def register() -> None:
-    """Nothing is left to do: importing this module defined the ops."""
+    """Do what the environment asks for; the ops are defined by now."""
+    if os.environ.get("HIPSTACK_TEST_GPU_BACKENDS"):
+        _allow_gpu_backends()
+    if os.environ.get("HIPSTACK_TEST_HIPDNN"):
+        _take_standin_hipdnn()

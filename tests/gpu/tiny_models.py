@@ -47,6 +47,8 @@ class Shape:
 SHAPES = {
     "bytes-window": Shape("llama", 384, 4, 6, 2, 64, 256, (16, None), trained=True),
     "bytes-sinks": Shape("llama", 384, 4, 6, 2, 64, 256, (128, None), True, trained=True),
+    # Small enough for Triton's interpreter; windows and sinks at once.
+    "bytes-tiny": Shape("llama", 128, 2, 2, 1, 64, 256, (16, None), True, trained=True),
     "qwen3-like": Shape("qwen3", 1024, 4, 16, 8, 128, 8192, rope=1e6),
     # This one without a tokenizer: the harness takes bytes then.
     "gptoss-like": Shape(
@@ -207,7 +209,7 @@ def corpus(folder: Path, most: int = 32 << 20) -> torch.Tensor:
 def train(shape: Shape, text: torch.Tensor, seconds: float, device: str, log) -> tuple:
     """Train for some seconds; return weights, sinks and the last loss in nats a byte."""
     torch.manual_seed(0)
-    length, batch = (1024, 16) if device == "cuda" else (128, 2)
+    length, batch = (1024, 16) if device == "cuda" else (160, 8)
     w = {k: v.float() for k, v in random_weights(shape, 0, device).items()}
     for name in w:
         if name.endswith("proj.weight") or "embed" in name or "lm_head" in name:
