@@ -12,7 +12,7 @@ import pytest
 
 from ci import paths
 from ci.errors import StackError
-from ci.validate import data, driver, jobs, judge, report, store, variants
+from ci.validate import data, driver, guidellm, jobs, judge, report, store, variants
 from ci.validate.variants import Variant
 
 FAKE = Path(__file__).parent / "fake_vllm"
@@ -139,7 +139,7 @@ def test_speed_is_compared_with_the_baseline_of_the_same_job(whole):
     assert result["left"] == ["decode at 9999: longer than the model's 2048"]
     verdict = verdicts(out)["perf", "segmented"]
     assert {r["kind"] for r in verdict["rows"]} == set(driver.FIGURES)
-    assert len(verdict["turns"]["candidate"]) == 3
+    assert len(verdict["turns"]["multi-turn"]["candidate"]) == 3
 
 
 def test_a_second_run_keeps_everything(whole):
@@ -416,6 +416,37 @@ def test_workloads_never_share_prompts_between_repeats():
     ]
     long = [f for f in firsts if len(f) == 32]
     assert len(set(long)) == len(long)
+
+
+# ---- GuideLLM
+
+
+def test_guidellm_reports_become_turns():
+    def request(turn, ttft):
+        return {"info": {"turn_index": turn}, "time_to_first_token_ms": ttft,
+                "inter_token_latency_ms": 2.0, "output_tokens": 8}  # fmt: skip
+
+    rows = [request(0, 50.0), request(0, 70.0), request(1, 20.0), request(1, 30.0)]
+    benchmark = {"requests": {"successful": rows, "errored": []}, "duration": 4.0}
+    found = guidellm.parse({"benchmarks": [benchmark]})
+    assert found["turns"] == [60.0, 25.0]
+    assert (found["output_rate"], found["itl"], found["requests"]) == (8.0, 2.0, 4)
+    with pytest.raises(StackError, match="unknown form"):
+        guidellm.parse({"benchmarks": [{}]})
+    none = {"requests": {"successful": [], "errored": [1]}, "duration": 4.0}
+    with pytest.raises(StackError, match="1 requests failed"):
+        guidellm.parse({"benchmarks": [none]})
+
+
+def test_guidellm_and_the_server_get_the_variants_arguments():
+    arguments = {"enforce_eager": True, "attention_config": {"backend": "X"}, "max_model_len": 9}
+    words = guidellm.serve_command("model", arguments, 80)
+    assert words[words.index("serve") + 1] == "model"
+    assert "--enforce-eager" in words
+    assert words[words.index("--attention-config") + 1] == '{"backend": "X"}'
+    words = guidellm.run_command(["g"], 80, "m", driver.DEFAULTS, 3, Path("o.json"))
+    assert "kind=static,value=3" in words
+    assert any("turns=6" in w and "prefix_tokens=768" in w for w in words)
 
 
 # ---- clusters

@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
     out = (CWD / args.out).resolve()
     options = jobs.Options(
         out, args.workers, args.gpus, args.timeout, args.budget or float("inf"), args.top,
-        args.repeats, args.again,
+        args.repeats, args.again, not args.no_guidellm,
     )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     if args.slurm:
@@ -202,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--top", type=int, default=10, help="tokens recorded a position (10)")
     run.add_argument("--repeats", type=int, default=5, help="of each measurement of speed (5)")
     run.add_argument("--again", action="store_true", help="run what has a result, too")
+    run.add_argument("--no-guidellm", action="store_true", help="no conversations over HTTP")
     run.add_argument("--no-page", action="store_true", help="no HTML, only JSON and Markdown")
     run.add_argument(
         "--slurm",

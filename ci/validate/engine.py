@@ -20,7 +20,7 @@ from ci.validate import data, driver, store
 
 READY, DONE = "ready", "done"
 FORCED = "hipstack_forced_tokens"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 
 
 def model_folder(path: str) -> Path | None:
@@ -63,7 +63,7 @@ class Engine:
 
         folder = model_folder(path)
         self.has_tokenizer = folder is None or any(
-            (folder / name).exists() for name in _TOKENIZER_FILES
+            (folder / name).exists() for name in TOKENIZER_FILES
         )
         self.top = top
         options: dict[str, Any] = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from ci.errors import StackError
 from ci.paths import ROOT
-from ci.validate import driver, engine, store, variants
+from ci.validate import driver, engine, guidellm, store, variants
 from ci.validate.variants import BASELINE, Model, Plan, Variant
 
 _ORDER = ("generate", "embed", "spec", "gsm8k")
@@ -41,6 +41,7 @@ class Options:
         top: Tokens recorded at each position.
         repeats: Of each measurement of speed.
         again: Run what has a result, too.
+        guidellm: Let GuideLLM drive conversations over HTTP where it is installed.
     """
 
     out: Path
@@ -51,6 +52,7 @@ class Options:
     top: int = 10
     repeats: int = 5
     again: bool = False
+    guidellm: bool = True
 
 
 @dataclass(frozen=True)
@@ -468,6 +470,8 @@ class Runner:
                         state.measure([child], [0, repeat], last=job is jobs[-1])
                     finally:
                         child.stop()
+        if self.options.guidellm and (command := guidellm.find()):
+            state.converse(command, env, 0.9 / len(jobs) if resident else None)
         state.write(complete=True)
         self.say(f"done     {model.name} / perf: {state.summary()}")
 
@@ -572,6 +576,57 @@ class _Resident:
         self._log.close()
 
 
+class _Server:
+    """``vllm serve`` for one variant, up when the constructor returns."""
+
+    def __init__(
+        self, runner: Runner, job: Job, env: Mapping[str, str], share: float | None
+    ) -> None:
+        self.runner, self.job, self.port = runner, job, guidellm.free_port()
+        arguments = arguments_of(job.model, job.variant, job.task)
+        if share is not None and "kv_cache_memory_bytes" not in arguments:
+            arguments["gpu_memory_utilization"] = round(share, 3)
+        self._described, _, log = runner._files(job)
+        self._log = log.with_suffix(".serve.log").open("wb")
+        self._env = runner._environment(job, env)
+        self.child = runner.children.start(
+            guidellm.serve_command(job.model.path, arguments, self.port),
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
+            cwd=ROOT, env=self._env,
+        )  # fmt: skip
+        try:
+            guidellm.wait_until_up(self.port, runner.left(), lambda: self.child.poll() is None)
+        except StackError:
+            self.stop()
+            raise
+
+    def converse(self, command: Sequence[str], repeat: int) -> dict[str, Any]:
+        """Run one repeat; return its summary."""
+        report = self._described.with_suffix(".guidellm.json")
+        report.unlink(missing_ok=True)
+        settings = {**driver.DEFAULTS, **self.job.model.perf}
+        words = guidellm.run_command(
+            command, self.port, self.job.model.path, settings, repeat, report
+        )
+        child = self.runner.children.start(
+            words, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
+            cwd=ROOT, env=self._env,
+        )  # fmt: skip
+        try:
+            child.wait(self.runner.left())
+        except subprocess.TimeoutExpired:
+            raise StackError("GuideLLM did not end in the time it had") from None
+        finally:
+            self.runner.children.end(child)
+        if child.returncode != 0 or not report.is_file():
+            raise StackError(f"GuideLLM ended with code {child.returncode}: see {self._log.name}")
+        return guidellm.read(report)
+
+    def stop(self) -> None:
+        self.runner.children.end(self.child)
+        self._log.close()
+
+
 @dataclass
 class _Speed:
     """The measurements of one model, and their files."""
@@ -628,6 +683,42 @@ class _Speed:
             if self.runner.left() < 5:
                 break
 
+    def converse(self, command: Sequence[str], env: Mapping[str, str], share: float | None) -> None:
+        """Let GuideLLM converse with a server of each variant, in turn.
+
+        Args:
+            command: GuideLLM's.
+            env: Which GPU.
+            share: Of the GPU's memory for each of the servers, all up at once; None has
+                each started anew for every round.
+        """
+        runner, path = self.runner, self.jobs[0].model.path
+        folder = engine.model_folder(path)
+        if folder and not any((folder / f).exists() for f in engine.TOKENIZER_FILES):
+            runner.say(f"note     {path}: GuideLLM needs a tokenizer; the built-in driver did it")
+            return
+        jobs = [j for j in self.jobs if j.variant.name not in self.failed]
+        servers: dict[str, _Server] = {}
+        try:
+            for repeat in range(self.runner.options.repeats + 1):
+                for job in jobs if repeat % 2 else jobs[::-1]:
+                    name = job.variant.name
+                    if runner.left() < 20:
+                        return
+                    if name not in servers:
+                        servers[name] = _Server(runner, job, env, share)
+                    summary = servers[name].converse(command, repeat)
+                    if repeat:
+                        by_name = self.found.setdefault(guidellm.NAME, {})
+                        by_name.setdefault(name, []).append(summary)
+                    if share is None:
+                        servers.pop(name).stop()
+        except StackError as error:
+            runner.say(f"note     {path}: GuideLLM: {error}; the built-in driver's curve stands")
+        finally:
+            for server in servers.values():
+                server.stop()
+
     def write(self, complete: bool) -> None:
         """Write what there is, a file for each variant, the baseline's repeats beside."""
         kinds = {load.name: load.kind for load in self.loads}
@@ -638,7 +729,7 @@ class _Speed:
                 "complete": complete and name not in self.failed,
                 "workloads": {
                     load: {
-                        "kind": kinds[load],
+                        "kind": kinds.get(load, "turns"),
                         "base": by_name.get(BASELINE, []),
                         "candidate": by_name.get(name, []),
                     }

@@ -171,6 +171,14 @@ def _judge_gsm8k(base: Mapping[str, float], other: Mapping[str, float]) -> dict[
     }
 
 
+def _turns(repeats: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Return the median and the range of each turn's time to first token over repeats."""
+    return [
+        {"median": stats.median(values), "low": min(values), "high": max(values)}
+        for values in zip(*(r["turns"] for r in repeats if r.get("turns")), strict=False)
+    ]
+
+
 def _perf(data: Mapping[str, Any]) -> dict[str, Any]:
     """Compare the speed of a variant with its baseline's: figures, no pass or fail."""
     found = _problem(data)
@@ -187,14 +195,11 @@ def _perf(data: Mapping[str, Any]) -> dict[str, Any]:
                     {"workload": load, "kind": entry["kind"], "figure": label, "key": key}
                     | found_ratio
                 )
-    turns = {}
-    for side in ("base", "candidate"):
-        runs = [s["turns"] for e in data["workloads"].values() if e["kind"] == "turns"
-                for s in e[side] if s.get("turns")]  # fmt: skip
-        turns[side] = [
-            {"median": stats.median(v), "low": min(v), "high": max(v)}
-            for v in zip(*runs, strict=False)
-        ]
+    turns = {
+        load: {side: _turns(entry[side]) for side in ("base", "candidate")}
+        for load, entry in data["workloads"].items()
+        if entry["kind"] == "turns"
+    }
     routing = _routing(data, {"report": data.get("base_report")})
     verdict: dict[str, Any] = {
         "status": "measured" if data.get("complete") else "inconclusive",

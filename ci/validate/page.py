@@ -136,16 +136,15 @@ def speed_plot(row: Mapping[str, Any]) -> str | None:
     return _svg(figure)
 
 
-def turns_plot(row: Mapping[str, Any]) -> str | None:
+def turns_plot(variant: str, turns: Mapping[str, Any]) -> str | None:
     """Plot the time to first token of each turn, for both sides."""
-    turns = row["verdict"].get("turns") or {}
-    if not turns.get("base") or not turns.get("candidate"):
+    if not turns["base"] or not turns["candidate"]:
         return None
     figure, axes = _axes(2.5)
     axes.spines["left"].set_visible(True)
     axes.spines["left"].set_color(LINE)
     axes.grid(axis="y", color=LINE, linewidth=0.6)
-    for side, colour, name in (("base", MUTED, "baseline"), ("candidate", ACCENT, row["variant"])):
+    for side, colour, name in (("base", MUTED, "baseline"), ("candidate", ACCENT, variant)):
         points = turns[side]
         x = range(1, len(points) + 1)
         axes.fill_between(
@@ -253,7 +252,15 @@ def render(summary: Mapping[str, Any]) -> str:
                     "rows": mine,
                     "agreement": agreement_plot(generated),
                     "speed": [
-                        {"row": r, "plot": speed_plot(r), "turns": turns_plot(r)} for r in speed
+                        {
+                            "row": r,
+                            "plot": speed_plot(r),
+                            "turns": {
+                                name: turns_plot(r["variant"], turns)
+                                for name, turns in (r["verdict"].get("turns") or {}).items()
+                            },
+                        }
+                        for r in speed
                     ],
                 }
             )

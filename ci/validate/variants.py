@@ -126,6 +126,7 @@ class Model:
         spec: ``speculative_config`` for the task "spec".
         env: Environment variables.
         variants: Which ones to run; empty for the run's own list.
+        noise: Which noise runs; empty for all.
         prompts: How many.
         new_tokens: Continuation of each.
         longest: Tokens of the longest prompt.
@@ -139,6 +140,7 @@ class Model:
     spec: Mapping[str, Any] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     variants: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
     prompts: int = 24
     new_tokens: int = 64
     longest: int = 3000
@@ -159,7 +161,8 @@ class Plan:
     def of(self, model: Model) -> list[Variant]:
         """Return a model's variants: baseline, noise runs, candidates."""
         names = model.variants or self.chosen
-        return [self.variants[name] for name in dict.fromkeys((BASELINE, *NOISE, *names))]
+        noise = model.noise or NOISE
+        return [self.variants[name] for name in dict.fromkeys((BASELINE, *noise, *names))]
 
 
 def _fields(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -223,7 +226,7 @@ def load(
         values["env"] = {**data.get("env", {}), **model.env}
         out.append(Model(**values))
     names = tuple(candidates) or tuple(data.get("variants", {})) or DEFAULT_CANDIDATES
-    for name in [*names, *(v for m in out for v in m.variants)]:
+    for name in [*names, *(v for m in out for v in (*m.variants, *m.noise))]:
         if name not in variants:
             raise StackError(f"unknown variant {name!r}; known: {', '.join(variants)}")
     return Plan(tuple(out), variants, names)
