@@ -29,11 +29,14 @@ def run(n=2000, misses=0, margin=0.01, size=0.001, sequences=20, clustered=False
         kl=[size**2] * sequences,
         kl_max=size**2,
         shift_max=margin,
+        shift_squares=n * margin**2 / 4,
+        shifts=n,
+        margins=[5.0] * n,
     )
 
 
 def judged(candidate, **runs):
-    noise = stats.measure_noise(runs, 10.0)
+    noise = stats.measure_noise({name: [r] for name, r in runs.items()}, 10.0)
     return stats.judge(candidate, runs, noise)
 
 
@@ -116,6 +119,57 @@ def test_clustered_noise_widens_the_band():
     assert stats.allowed_misses(clustered, 2000) > stats.allowed_misses(spread, 2000)
 
 
+# Margins of a Gemma-3-shaped random model's baseline on an H200, in 32nds of a nat: how many
+# positions have 0, 1, ... 15 of them, and how many have more; bfloat16 logits.
+GEMMA = {
+    "decode": [45, 80, 81, 71, 74, 65, 61, 66, 62, 45, 52, 52, 37, 30, 47, 28, 640],
+    "prefill": [66, 115, 120, 100, 97, 103, 91, 70, 86, 71, 65, 70, 53, 53, 63, 35, 889],
+}
+
+
+def gemma(path, misses=0, margin=0.0, size=0.0, shift=0.0, shift_max=0.0):
+    """A run of that model against its baseline; misses all have the largest margin seen."""
+    margins = [i / 32 for i, count in enumerate(GEMMA[path]) for _ in range(count)]
+    n = len(margins)
+    made = run(n=n, misses=misses, margin=margin, size=size, sequences=1)
+    made.margins, made.shift_squares, made.shifts = margins, n * shift**2, n
+    made.shift_max = shift_max
+    return made
+
+
+def test_predicted_misses_are_those_that_were_seen():
+    # The segmented kernels moved margins by 0.0382 and 0.0360 and changed 39 and 45 tokens.
+    for path, shift, seen in (("decode", 0.0382, 39), ("prefill", 0.036, 45)):
+        mean = stats.predicted_misses(gemma(path).margins, shift)
+        assert abs(mean - seen) < 3 * math.sqrt(mean)
+
+
+def test_a_path_on_which_noise_is_equal_bit_for_bit_takes_the_models_scale():
+    # Prefill of all noise runs was equal; only other batches moved decode.
+    still = [gemma("decode"), gemma("prefill")]
+    batch = [gemma("decode", 20, 0.0625, 0.004849, 0.0255, 0.125), gemma("prefill")]
+    noise = stats.measure_noise({"repeat": still, "norm": still, "batch": batch}, 7.97)
+    assert (noise.source, noise.size, noise.tie) == ("measured", 0.004849, 0.25)
+    on_prefill = {"repeat": still[1], "norm": still[1], "batch": batch[1]}
+    segmented = gemma("prefill", 45, 0.0625, 0.006825, 0.036, 0.125)
+    good = stats.judge(segmented, on_prefill, noise)
+    assert good["status"] == "pass"
+    assert good["bands"]["batch"] < 45 < good["bands"]["margins"] < 90
+    # A window of one key less, on the same paths.
+    damaged = gemma("prefill", 156, 0.8438, 0.027358, 0.1474, 1.71875)
+    bad = stats.judge(damaged, on_prefill, noise)
+    assert bad["status"] == "fail" and len(bad["reasons"]) == 3
+    on_decode = {"repeat": still[0], "norm": still[0], "batch": batch[0]}
+    assert stats.judge(gemma("decode", 39, 0.0938, 0.007194), on_decode, noise)["status"] == "pass"
+    assert stats.judge(gemma("decode", 121, 0.8437, 0.0287), on_decode, noise)["status"] == "fail"
+
+
+def test_poisson_quantile():
+    assert stats.poisson_quantile(0.0) == 0
+    assert stats.poisson_quantile(30.0, 0.5) == 30
+    assert 46 <= stats.poisson_quantile(30.0) <= 50
+
+
 # ---- the verdict
 
 
@@ -182,7 +236,7 @@ def test_without_noise_runs_nothing_passes():
 
 def test_a_broken_noise_run_does_not_widen_the_band():
     runs = {"neutral": run(misses=3), "broken": run(misses=400, margin=3.0, size=0.5)}
-    noise = stats.measure_noise(runs, 10.0)
+    noise = stats.measure_noise({name: [r] for name, r in runs.items()}, 10.0)
     assert noise.runs == ("neutral",)
     assert "times as much" in noise.dropped["broken"]
     verdict = stats.judge(run(misses=100, margin=1.0), runs, noise)
@@ -193,14 +247,14 @@ def test_a_broken_noise_run_does_not_widen_the_band():
 def test_a_noise_run_with_nan_is_none():
     bad = run()
     bad.bad = 3
-    assert stats.measure_noise({"a": bad}, 10.0).runs == ()
+    assert stats.measure_noise({"a": [bad]}, 10.0).runs == ()
 
 
 def test_rounding_is_the_scale_when_nothing_moves():
     still = run(size=0.0, margin=0.0)
-    wide = stats.measure_noise({"repeat": still}, 16.0)
+    wide = stats.measure_noise({"repeat": [still]}, 16.0)
     assert wide.tie == pytest.approx(2 * 16.0 / 128)
-    assert stats.measure_noise({"repeat": still}, 16.0, "float16").tie < wide.tie / 7
+    assert stats.measure_noise({"repeat": [still]}, 16.0, "float16").tie < wide.tie / 7
 
 
 def test_noise_that_reaches_below_the_floor_is_told():

@@ -1,5 +1,6 @@
 """From the files of a run to verdicts: one table cell for each model, variant and task."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,14 @@ def _bare(status: str, why: str) -> dict[str, Any]:
     return {"status": status, "reasons": [why], "notes": []}
 
 
+def _spare_swap(verdict: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Make a neutral swap's failure a measurement: it is what measures the band."""
+    swap = data["role"] == "noise" and data["variant"] != variants.REPEAT
+    if swap and verdict["status"] in ("fail", "inconclusive"):
+        verdict["notes"] = [f"beside the others: {r}" for r in verdict["reasons"]]
+        verdict |= {"status": "measured", "reasons": []}
+
+
 def _generate(by: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Judge the task "generate": decode and prefill of each variant."""
     out: dict[str, dict[str, Any]] = {}
@@ -97,24 +106,28 @@ def _generate(by: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             }  # fmt: skip
             out[name] = _with_routing(verdict, routes[name])
             continue
-        paths = {}
-        for path in PATHS:
-            noise_runs = {
-                other: compared[path][other]
-                for other in usable
-                if by[other]["role"] == "noise" and other != name and routes[other]["ok"]
-            }
-            noise = stats.measure_noise(noise_runs, largest, base["dtype"])
-            paths[path] = stats.judge(compared[path][name], noise_runs, noise)
+        others = [
+            other
+            for other in usable
+            if by[other]["role"] == "noise" and other != name and routes[other]["ok"]
+        ]
+        noise = stats.measure_noise(
+            {other: [compared[p][other] for p in PATHS] for other in others}, largest, base["dtype"]
+        )
+        paths = {
+            path: stats.judge(compared[path][name], {o: compared[path][o] for o in others}, noise)
+            for path in PATHS
+        }
         reasons = [f"{p}: {r}" for p in PATHS for r in paths[p]["reasons"]]
         status = worst([paths[p]["status"] for p in PATHS])
         if bad := data["report"]["bad_rows"]:
             reasons.insert(0, f"{bad} rows of logits with NaN or infinity")
             status = "fail"
-        notes = list(dict.fromkeys(f"{p}: {n}" for p in PATHS for n in paths[p]["notes"]))
-        out[name] = _with_routing(
-            {"status": status, "reasons": reasons, "notes": notes, "paths": paths}, routes[name]
-        )
+        notes = list(dict.fromkeys(n for p in PATHS for n in paths[p]["notes"]))
+        verdict = {"status": status, "reasons": reasons, "notes": notes, "paths": paths}
+        if not bad and not any(compared[p][name].bad or compared[p][name].unforced for p in PATHS):
+            _spare_swap(verdict, data)
+        out[name] = _with_routing(verdict, routes[name])
     return out
 
 
@@ -142,8 +155,11 @@ def _simple(by: Mapping[str, Mapping[str, Any]], task: str) -> dict[str, dict[st
                 verdict = stats.judge_acceptance(base[key], base[key], noise)
         elif task == "embed":
             verdict = stats.judge_embeddings(base[key], data[key], noise, base["dtype"])
+            if math.isfinite(verdict["cosine_min"]):
+                _spare_swap(verdict, data)
         elif task == "spec":
             verdict = stats.judge_acceptance(base[key], data[key], noise)
+            _spare_swap(verdict, data)
         else:
             verdict = _judge_gsm8k(base[key], data[key])
         if task != "gsm8k":

@@ -53,6 +53,8 @@ class Comparison:
         kl: Mean KL divergence of each sequence, in nats (a lower bound, see `kl_bound`).
         kl_max: The largest of any position.
         shift_max: Largest change of the margin between the baseline's two best tokens.
+        shift_squares: Sum of the squares of these changes, over ``shifts`` positions.
+        margins: The baseline's margin at each position.
         bad: Positions with a NaN or an infinity in either run.
         unforced: Positions where the other run went on from another token.
     """
@@ -62,8 +64,16 @@ class Comparison:
     kl: list[float] = field(default_factory=list)
     kl_max: float = 0.0
     shift_max: float = 0.0
+    shift_squares: float = 0.0
+    shifts: int = 0
+    margins: list[float] = field(default_factory=list)
     bad: int = 0
     unforced: int = 0
+
+    @property
+    def shift(self) -> float:
+        """Root mean square of the changes of the margin, in nats."""
+        return math.sqrt(self.shift_squares / self.shifts) if self.shifts else 0.0
 
     @property
     def positions(self) -> int:
@@ -141,8 +151,12 @@ def compare(base: Sequence[Sequence_], other: Sequence[Sequence_]) -> Comparison
             total += kl
             seen.kl_max = max(seen.kl_max, kl)
             margin = values[0] - values[1]
+            seen.margins.append(margin)
             if ids[0] in q and ids[1] in q:
-                seen.shift_max = max(seen.shift_max, abs(margin - (q[ids[0]] - q[ids[1]])))
+                moved = abs(margin - (q[ids[0]] - q[ids[1]]))
+                seen.shift_max = max(seen.shift_max, moved)
+                seen.shift_squares += moved**2
+                seen.shifts += 1
             if ids[0] != other_ids[0]:
                 lost = other_values[0] - q[ids[0]] if ids[0] in q else None
                 ahead = other_values[0] - other_values[1]
@@ -209,6 +223,34 @@ def allowed_misses(noise: Comparison, n: int) -> int:
     return min(n, math.ceil(scaled * effect))
 
 
+def predicted_misses(margins: Sequence[float], shift: float) -> float:
+    """Return how many best tokens change if margins move by a normal error.
+
+    Args:
+        margins: Of the two best tokens, at each position.
+        shift: The error's standard deviation.
+    """
+    if shift <= 0.0:
+        return 0.0
+    return math.fsum(0.5 * math.erfc(m / (shift * math.sqrt(2.0))) for m in margins)
+
+
+def poisson_quantile(mean: float, level: float = CONFIDENCE) -> int:
+    """Return the smallest count whose cumulated Poisson probability reaches ``level``.
+
+    It bounds a sum of unequal rare events from above.
+    """
+    if mean <= 0.0:
+        return 0
+    total, k = 0.0, 0
+    while k < 10 * mean + 100:
+        total += math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
+        if total >= level:
+            break
+        k += 1
+    return k
+
+
 def bootstrap_lower(
     values: Sequence[float], weights: Sequence[float], level: float = 1.0 - CONFIDENCE
 ) -> float:
@@ -227,12 +269,13 @@ def bootstrap_lower(
 
 @dataclass(frozen=True)
 class Noise:
-    """What a model's noise runs say on one path.
+    """What a model's noise runs say: of the model and its dtype, so of all paths together.
 
     Attributes:
         runs: Names of the runs that count as noise.
         dropped: Why others do not, by name.
         tie: Largest margin of a near tie, in nats.
+        shift: Root mean square change of a margin, in nats.
         size: Size of the disturbance (root of the mean KL).
         source: "measured", or "rounding" if no noise run differed anywhere.
     """
@@ -240,45 +283,61 @@ class Noise:
     runs: tuple[str, ...]
     dropped: Mapping[str, str]
     tie: float
+    shift: float
     size: float
     source: str
 
 
 def measure_noise(
-    runs: Mapping[str, Comparison], largest_logit: float, dtype: str = "bfloat16"
+    runs: Mapping[str, Sequence[Comparison]], largest_logit: float, dtype: str = "bfloat16"
 ) -> Noise:
     """Find the scale of noise.
 
+    A run that is equal bit for bit on one path (kernels that add in the same order there)
+    says nothing of rounding, so the scale is that of the path where noise moved most.
+
     Args:
-        runs: The noise runs against the baseline, by name.
+        runs: The noise runs against the baseline, by name: one comparison for each path.
         largest_logit: Mean over positions of the largest absolute logit.
         dtype: Of the logits as the model makes them.
     """
     dropped: dict[str, str] = {}
-    usable = {}
-    for name, run in runs.items():
-        if not run.positions:
+    usable: dict[str, Sequence[Comparison]] = {}
+    for name, paths in runs.items():
+        bad, unforced = sum(p.bad for p in paths), sum(p.unforced for p in paths)
+        if not all(p.positions for p in paths):
             dropped[name] = "no positions"
-        elif run.bad or run.unforced:
-            dropped[name] = f"{run.bad} NaN or infinite, {run.unforced} not forced"
+        elif bad or unforced:
+            dropped[name] = f"{bad} NaN or infinite, {unforced} not forced"
         else:
-            usable[name] = run
-    moved = sorted(run.size for run in usable.values() if run.size > 0)
-    for name, run in list(usable.items()):
-        if moved and run.size > OUTLIER * moved[0]:
-            dropped[name] = f"disturbs {run.size / moved[0]:.0f} times as much as another"
+            usable[name] = paths
+    sizes = {name: max(p.size for p in paths) for name, paths in usable.items()}
+    moved = min((size for size in sizes.values() if size > 0), default=0.0)
+    for name, size in sizes.items():
+        if moved and size > OUTLIER * moved:
+            dropped[name] = f"disturbs {size / moved:.0f} times as much as another"
             del usable[name]
-    if usable and any(run.size > 0 for run in usable.values()):
+    every = [p for paths in usable.values() for p in paths]
+    if any(p.size > 0 for p in every):
         return Noise(
             tuple(usable),
             dropped,
-            TIE_FACTOR * max(run.shift_max for run in usable.values()),
-            max(run.size for run in usable.values()),
+            TIE_FACTOR * max(p.shift_max for p in every),
+            max(p.shift for p in every),
+            max(p.size for p in every),
             "measured",
         )
     step = SPACING.get(dtype, SPACING["bfloat16"]) * max(largest_logit, 1.0)
-    # Independent errors of half a step each: KL is at most half their variance.
-    return Noise(tuple(usable), dropped, 2.0 * step, step / math.sqrt(24.0), "rounding")
+    # Two runs round each logit on their own, each with a variance of step^2 / 12; a margin
+    # has two logits.  KL is at most half the variance of the logits' error.
+    return Noise(
+        tuple(usable),
+        dropped,
+        2.0 * step,
+        step / math.sqrt(3.0),
+        step / math.sqrt(24.0),
+        "rounding",
+    )
 
 
 def judge(
@@ -301,6 +360,8 @@ def judge(
     """
     n = candidate.positions
     bands = {name: allowed_misses(runs[name], n) for name in noise.runs}
+    if noise.runs:
+        bands["margins"] = poisson_quantile(predicted_misses(candidate.margins, noise.shift))
     allowed = max(bands.values(), default=0)
     clear = [m for m in candidate.misses if m.base_margin > noise.tie]
     low = math.sqrt(bootstrap_lower(candidate.kl, [float(c) for c in candidate.counts]))
@@ -354,6 +415,8 @@ def judge(
         "noise_size": noise.size,
         "noise_source": noise.source,
         "ratio": candidate.size / noise.size if noise.size else 0.0,
+        "shift": candidate.shift,
+        "noise_shift": noise.shift,
         "shift_max": candidate.shift_max,
         "listed": [asdict(m) for m in ordered[:lines]],
         "margins": [round(m.base_margin, 4) for m in ordered],

@@ -63,7 +63,7 @@ BUILTIN: dict[str, Variant] = {
         ),
         Variant(
             "neutral-batch", "noise",
-            _attention("TRITON_ATTN") | {"max_num_seqs": 5, "max_num_batched_tokens": 768},
+            _attention("TRITON_ATTN") | {"max_num_seqs": 5, "max_num_batched_tokens": 128},
             served_by="backend:TRITON_ATTN", about="other batch sizes and prefill chunks",
         ),
         Variant(

@@ -98,6 +98,9 @@ class LLM:
             out.append(_Some(outputs=_Some(embedding=_logits(past, self.shift, self.salt))))
         return out
 
+    def get_tokenizer(self):
+        return _Some(encode=lambda text, **_: [byte % VOCABULARY for byte in text.encode()])
+
     def get_metrics(self):
         names = {"drafts": 1.0, "draft_tokens": 4.0, "accepted_tokens": 1.5}
         return [
