@@ -48,6 +48,18 @@ def weight_bytes(folder: Path) -> int:
     return 0
 
 
+def hub_bytes(path: str) -> int | None:
+    """Ask the hub for the bytes of a model's weights; None where it does not answer."""
+    try:
+        from huggingface_hub import model_info
+
+        files = model_info(path, files_metadata=True, timeout=10).siblings or []
+    except Exception:  # offline, unknown, gated: vLLM will say what is wrong
+        return None
+    sizes = [f.size or 0 for f in files if f.rfilename.endswith(".safetensors")]
+    return sum(sizes) or None
+
+
 class Engine:
     """vLLM's ``LLM`` as far as validation needs it.
 

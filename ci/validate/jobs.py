@@ -242,23 +242,22 @@ class Runner:
     def too_large(self, model: Model) -> str | None:
         """Say why a model cannot run here; None if nothing speaks against it."""
         folder = engine.model_folder(model.path)
-        if folder is None:
-            if os.environ.get("HF_HUB_OFFLINE") == "1":
-                return f"{model.path} is no directory and not in the cache, and this is offline"
-            return None
-        if not (folder / "config.json").is_file():
+        if folder is not None and not (folder / "config.json").is_file():
             return f"{folder} has no config.json"
+        if folder is None and os.environ.get("HF_HUB_OFFLINE") == "1":
+            return f"{model.path} is no directory and not in the cache, and this is offline"
         memory = int(self.identity["machine"].get("memory") or 0)
-        if not memory:
+        needed = engine.weight_bytes(folder) if folder else engine.hub_bytes(model.path)
+        if not memory or needed is None:
             return None
         across = int(model.engine.get("tensor_parallel_size", 1))
+        fixed = model.engine.get("kv_cache_memory_bytes")
         return variants.fits(
-            engine.weight_bytes(folder),
-            int(model.engine.get("kv_cache_memory_bytes") or 2**30) * across,
+            needed,
+            int(fixed or 2**30) * across,
             memory * across,
-            float(model.engine.get("gpu_memory_utilization", 0.92))
-            if "kv_cache_memory_bytes" not in model.engine
-            else 0.98,
+            # A cache of fixed size does not heed the share that vLLM may use.
+            0.98 if fixed else float(model.engine.get("gpu_memory_utilization", 0.92)),
         )
 
     def run(self, job: Job) -> str:
