@@ -356,6 +356,10 @@ def test_every_layer_must_be_on_the_backend():
     layers = [{"backend": "TRITON_ATTN"}, {"backend": "ROCM_ATTN"}]
     assert variants.served(variant, {"layers": layers[:1]}, None)["ok"]
     assert not variants.served(variant, {"layers": layers}, None)["ok"]
+    # Layers of a hybrid model that are no attention have backends of their own.
+    hybrid = [layers[0], {"backend": "GDN_ATTN", "kind": "GatedDeltaNet"}]
+    found = variants.served(variant, {"layers": hybrid}, None)
+    assert found["ok"] and "1 layers that are no attention" in found["text"]
 
 
 # ---- data and the driver

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
@@ -67,7 +68,7 @@ class Extension:
         """Return what this worker's layers run on, what was declined, and what it saw.
 
         Returns:
-            ``layers`` (name, backend, description), ``paths`` of ROCM_SEGMENTED_ATTN,
+            ``layers`` (name, kind, backend, description), ``paths`` of ROCM_SEGMENTED_ATTN,
             ``hipdnn`` (its coverage report), ``norms`` (provider priorities), ``bad_rows``,
             ``largest_logit``, ``logit_rows``, ``memory`` (peak bytes).
         """
@@ -78,7 +79,13 @@ class Extension:
             if backend is None:
                 continue
             impl = getattr(layer, "impl", None)
-            entry = {"name": name, "backend": backend.get_name(), "impl": type(impl).__name__}
+            # Hybrid models have state-space layers beside attention, on backends of their own.
+            entry = {
+                "name": name,
+                "kind": "attention" if isinstance(layer, Attention) else type(layer).__name__,
+                "backend": backend.get_name(),
+                "impl": type(impl).__name__,
+            }
             describe = getattr(impl, "describe", None)
             if describe is not None:
                 entry["description"] = describe(config.cache_config.block_size)

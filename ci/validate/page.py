@@ -64,6 +64,11 @@ def _axes(height: float, columns: int = 1) -> tuple[Figure, Any]:
     return figure, axes if columns > 1 else axes[0]
 
 
+def _legend(figure: Figure) -> None:
+    """Put the legend below, where no line runs through it."""
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
+
+
 def agreement_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Plot misses against the band, and the disturbance against noise, of one model."""
     points = [
@@ -156,7 +161,7 @@ def turns_plot(variant: str, turns: Mapping[str, Any]) -> str | None:
     axes.set_xticks(range(1, len(turns["base"]) + 1))
     axes.set_xlabel("turn", fontsize=9, color=MUTED)
     axes.set_title("time to first token, ms", fontsize=9, color=MUTED, loc="left")
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
+    _legend(figure)
     return _svg(figure)
 
 
@@ -178,7 +183,7 @@ def history_plot(runs: Sequence[Mapping[str, Any]]) -> str | None:
     axes.plot(x, other, "o-", color=BAD, markersize=5, label="fail")
     axes.set_ylim(bottom=0)
     axes.set_xticks(x, [run["created"][5:10] for run in runs])
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK)
+    _legend(figure)
     axes.set_title("verdicts of each run", fontsize=9, color=MUTED, loc="left")
     return _svg(figure)
 
@@ -194,7 +199,7 @@ def speed_history_plot(runs: Sequence[Mapping[str, Any]]) -> str | None:
                     lines.setdefault(key, [None] * len(runs))[at] = r["ratio"]
     if len(runs) < 2 or not lines:
         return None
-    figure, axes = _axes(2.8)
+    figure, axes = _axes(3.2)
     axes.spines["left"].set_visible(True)
     axes.spines["left"].set_color(LINE)
     axes.grid(axis="y", color=LINE, linewidth=0.6)
@@ -207,7 +212,7 @@ def speed_history_plot(runs: Sequence[Mapping[str, Any]]) -> str | None:
     axes.axhline(1.0, color=INK, linewidth=1)
     axes.set_xticks(range(1, len(runs) + 1), [run["created"][5:10] for run in runs])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    axes.legend(fontsize=8, frameon=False, labelcolor=INK)
+    _legend(figure)
     axes.set_title(
         "speed-up over the baseline of the same run", fontsize=9, color=MUTED, loc="left"
     )
@@ -227,6 +232,7 @@ def _environment() -> jinja2.Environment:
         "percent": lambda value, digits=2: f"{100 * value:.{digits}f}%",
         "slug": lambda status: status.replace(" ", "-"),
         "short": lambda value: str(value)[:12],
+        "when": lambda text: text[:16].replace("T", " "),
     }
     made.filters.update(filters)
     return made

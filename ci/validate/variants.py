@@ -263,9 +263,15 @@ def served(
         path or engine), ``declined`` (calls by reason).
     """
     layers: dict[str, int] = {}
+    beside = 0
     for layer in report.get("layers", ()):
-        layers[layer["backend"]] = layers.get(layer["backend"], 0) + 1
+        if layer.get("kind", "attention") == "attention":
+            layers[layer["backend"]] = layers.get(layer["backend"], 0) + 1
+        else:
+            beside += 1
     on = ", ".join(f"{n} layers on {b}" for b, n in sorted(layers.items())) or "no attention layer"
+    if beside:
+        on += f", {beside} layers that are no attention"
     ran: dict[str, int] = {}
     declined: dict[str, int] = {}
     how, _, backend = variant.served_by.partition(":")
