@@ -286,6 +286,43 @@ def test_a_too_large_model_reaches_the_report(tmp_path, monkeypatch):
     assert "64.0 GiB of weights" in rows[0]["verdict"]["reasons"][0]
 
 
+def test_without_lm_eval_gsm8k_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.importlib.util, "find_spec", lambda name: None)
+    plan = variants.load(write_config(tmp_path, '["gsm8k"]'))
+    machine = {"arch": "gfx1201", "device": "card", "memory": 0}
+    runner = jobs.Runner(
+        jobs.Options(tmp_path / "out"), {**_identity(), "machine": machine}, lambda line: None
+    )
+    assert {runner.run(job) for job in jobs.plan_jobs(plan)} == {"not run"}
+    rows = judge.summarize(tmp_path / "out")["rows"]
+    assert "lm-eval is not installed" in rows[0]["verdict"]["reasons"][0]
+
+
+def test_gsm8k_is_judged_by_its_standard_error():
+    base = {"exact_match,strict": 0.80, "exact_match_stderr,strict": 0.02}
+    less = base | {"exact_match,strict": 0.76}
+    bad = base | {"exact_match,strict": 0.60}
+    assert judge._judge_gsm8k(base, less)["status"] == "pass"
+    assert judge._judge_gsm8k(base, bad)["status"] == "fail"
+    assert judge._judge_gsm8k({}, {})["status"] == "inconclusive"
+
+
+def test_the_harness_travels_in_the_pack(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parent / "gpu"))
+    try:
+        import pack
+    finally:
+        sys.path.pop(0)
+    pack.pack_harness(tmp_path)
+    subprocess.run(["tar", "-xJf", "patches.tar.xz"], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "from ci.validate import jobs, store; print(store.identity())"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "'set_hash_from': \"this repository's series\"" in done.stdout
+
+
 def _identity() -> dict:
     return {"code": "c", "versions": {}, "set_hash": "s", "pin": "0", "commit": "0" * 40,
             "set_hash_from": "a test", "repository": None, "environment": {}}  # fmt: skip

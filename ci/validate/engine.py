@@ -291,10 +291,8 @@ def _spec(engine: Engine, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gsm8k(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run GSM8K through lm-eval on this variant's engine."""
-    try:
-        from lm_eval import simple_evaluate
-    except ImportError:
-        raise StackError("lm-eval is not installed", "pip install lm-eval") from None
+    from lm_eval import simple_evaluate
+
     arguments = {**job["engine"], "pretrained": job["path"]}
     results = simple_evaluate(
         model="vllm", model_args=arguments, tasks=["gsm8k"], limit=job.get("gsm8k_limit", 250),

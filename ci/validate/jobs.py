@@ -7,6 +7,7 @@ not run again.
 
 import collections
 import concurrent.futures
+import importlib.util
 import json
 import os
 import select
@@ -280,6 +281,10 @@ class Runner:
         head = self._head(job, mark)
         if self.kept(job, mark):
             return "kept", ""
+        if job.task == "gsm8k" and importlib.util.find_spec("lm_eval") is None:
+            missing = "lm-eval is not installed (pip install lm-eval)"
+            store.write_json(path, head | {"not_run": missing})
+            return "not run", missing
         if why := self.too_large(job.model):
             store.write_json(path, head | {"not_run": why})
             return "not run", why
