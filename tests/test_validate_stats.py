@@ -19,7 +19,7 @@ def sequence(rows, tokens=None):
     }
 
 
-def run(n=2000, misses=0, margin=0.01, size=0.001, sequences=20, clustered=False):
+def run(n=2000, misses=0, margin=0.2, size=0.01, sequences=20, clustered=False):
     """A comparison with so many misses, spread over the sequences or all in one."""
     each = n // sequences
     at = [0 if clustered else i % sequences for i in range(misses)]
@@ -149,7 +149,9 @@ def test_a_path_on_which_noise_is_equal_bit_for_bit_takes_the_models_scale():
     still = [gemma("decode"), gemma("prefill")]
     batch = [gemma("decode", 20, 0.0625, 0.004849, 0.0255, 0.125), gemma("prefill")]
     noise = stats.measure_noise({"repeat": still, "norm": still, "batch": batch}, 7.97)
-    assert (noise.source, noise.size, noise.tie) == ("measured", 0.004849, 0.25)
+    # Decode was moved a little less than rounding the logits alone may do.
+    assert (noise.source, noise.tie) == ("rounding", 0.25)
+    assert 0.004849 < noise.size < 0.0067 and 0.0255 < noise.shift < 0.0358
     on_prefill = {"repeat": still[1], "norm": still[1], "batch": batch[1]}
     segmented = gemma("prefill", 45, 0.0625, 0.006825, 0.036, 0.125)
     good = stats.judge(segmented, on_prefill, noise)
@@ -200,8 +202,8 @@ def test_one_clear_miss_fails_within_the_band():
 
 
 def test_a_large_disturbance_fails_without_a_miss():
-    assert judged(run(size=0.0018), neutral=run(size=0.001))["status"] == "pass"
-    verdict = judged(run(size=0.01), neutral=run(size=0.001))
+    assert judged(run(size=0.018), neutral=run(size=0.01))["status"] == "pass"
+    verdict = judged(run(size=0.1), neutral=run(size=0.01))
     assert verdict["status"] == "fail"
     assert "10.0 times" in verdict["reasons"][0]
 
@@ -248,6 +250,17 @@ def test_a_noise_run_with_nan_is_none():
     bad = run()
     bad.bad = 3
     assert stats.measure_noise({"a": [bad]}, 10.0).runs == ()
+
+
+def test_noise_runs_that_hardly_touch_a_model_are_not_the_scale():
+    # Seen on a CPU in float16: other batches moved next to nothing, right kernels a bit more.
+    faint = run(n=840, margin=0.00195, size=3.3e-5)
+    noise = stats.measure_noise({"batch": [faint]}, 2.99, "float16")
+    assert noise.source == "rounding"
+    good = stats.judge(run(n=840, margin=0.00195, size=9.3e-5), {"batch": faint}, noise)
+    assert good["status"] == "pass"
+    damaged = run(n=840, margin=0.00195, size=1.6e-3)
+    assert stats.judge(damaged, {"batch": faint}, noise)["status"] == "fail"
 
 
 def test_rounding_is_the_scale_when_nothing_moves():

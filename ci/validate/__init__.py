@@ -15,8 +15,8 @@ How a candidate is judged (``stats.py``; constants there):
 * Scale.  The noise of a model is measured over all paths together, since a run that adds in
   the same order on one path is equal bit for bit there and says nothing: how far margins
   between the baseline's two best tokens move (root mean square, and at most), and the size of
-  the disturbance (the root of the mean KL divergence).  If nothing moved anywhere, two
-  roundings of the largest logits are the scale.
+  the disturbance (the root of the mean KL divergence).  Never less than what rounding the
+  logits alone may do, for noise runs that hardly touch a model.
 * Band.  How many positions may have another best token, the larger of two estimates: x of n
   positions of a noise run have one, so with Jeffreys' prior the number in one more such run is
   beta-binomial (n and x shrunk by the design effect where misses cluster in sequences); and,
