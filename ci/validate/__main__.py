@@ -83,7 +83,7 @@ def _slurm(values: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _run(args: argparse.Namespace) -> int:
     plan = variants.load(
-        Path(args.config) if args.config else None,
+        CWD / args.config if args.config else None,
         args.model, args.variants.split(",") if args.variants else (),
         args.tasks.split(",") if args.tasks else (), variants.parse_engine(args.engine),
     )  # fmt: skip
@@ -95,8 +95,9 @@ def _run(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if args.slurm:
         return _cluster(plan, options, _slurm(args.slurm))
+    software = store.identity()
     machine = jobs.probe_machine()
-    identity = {**store.identity(), "machine": machine}
+    identity = {**software, "machine": machine}
     store.write_json(
         out / "run.json",
         {

@@ -9,6 +9,7 @@ from typing import Any
 
 from ci import toml
 from ci.errors import StackError
+from ci.paths import CWD
 
 BASELINE = "baseline"
 REPEAT = "repeat"
@@ -222,6 +223,9 @@ def load(
                 raise StackError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
         values = dict(vars(model))
         values["tasks"] = chosen
+        # Children work in another folder.
+        local = CWD / model.path
+        values["path"] = str(local.resolve()) if local.is_dir() else model.path
         values["engine"] = merge(common, model.engine)
         values["env"] = {**data.get("env", {}), **model.env}
         out.append(Model(**values))
