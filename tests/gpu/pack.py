@@ -19,7 +19,6 @@ import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("lay_out.sh", "engine_parity.py", "children.py", "start_up.py", "tensor_parallel.py")
 GLIBCS = ["2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35"]
 PLATFORMS = [f"manylinux_{v}_x86_64" for v in GLIBCS]
 PLATFORMS += [f"manylinux{v}_x86_64" for v in ("1", "2010", "2014")]
@@ -35,6 +34,28 @@ EXTRAS = [
     "tests/v1/attention/test_rocm_segmented_attn.py",
     "benchmarks/kernels/benchmark_segmented_attention.py",
 ]
+FILES = (
+    "lay_out.sh",
+    "engine_parity.py",
+    "children.py",
+    "start_up.py",
+    "tensor_parallel.py",
+    "tiny_models.py",
+    "validate.toml",
+    "validate_gpu.py",
+)
+
+
+def pack_harness(dest: Path) -> None:
+    """Copy ci/ and what names the stack, so that its commands run there."""
+    root = HERE.parents[1]
+    unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "ci", dest / "ci", dirs_exist_ok=True, ignore=unwanted)
+    (dest / "vllm-src").mkdir(exist_ok=True)
+    shutil.copy(root / "vllm-src" / "pin.toml", dest / "vllm-src")
+    shutil.copy(root / "series", dest)
+    with tarfile.open(dest / "patches.tar.xz", "w:xz") as archive:
+        archive.add(root / "patches", "patches")
 
 
 def fetch_wheels(dest: Path) -> list[str]:
@@ -86,11 +107,9 @@ def main() -> int:
     pack_tree(args.tree, args.dest)
     for standins in (HERE / "standins", HERE.parents[1] / "ci" / "aot" / "_fake_amdsmi"):
         shutil.copytree(standins, args.dest / "standins", dirs_exist_ok=True)
-    for name in SCRIPTS:
+    for name in FILES:
         shutil.copy(HERE / name, args.dest)
-    # What compiles kernels for the wheel; start_up.py compiles them for the GPU there.
-    unused = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(HERE.parents[1] / "ci", args.dest / "ci", ignore=unused, dirs_exist_ok=True)
+    pack_harness(args.dest)
     size = sum(f.stat().st_size for f in args.dest.rglob("*") if f.is_file())
     print(f"{args.dest}: {size / 2**20:.0f} MiB")
     if missing:

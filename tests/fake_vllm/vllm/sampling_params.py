@@ -1,0 +1,2 @@
+class RequestOutputKind:
+    DELTA = 1
