@@ -282,7 +282,7 @@ def draw_weights(model) -> None:
             continue
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
         generator = torch.Generator(device=parameter.device).manual_seed(seed)
-        spread = 3.0 if "embed" in name or "lm_head" in name else 1.0
+        spread = 3.0 if "embed" in name else 1.0
         parameter.data.normal_(0.0, spread * parameter.shape[-1] ** -0.5, generator=generator)
 
 
