@@ -206,14 +206,14 @@ def test_a_root_is_reused_and_an_older_one_gives_up_its_compiler_cache(tmp_path,
     monkeypatch.setattr(debian, "machine_lacks", lambda mirror: [])
     monkeypatch.setattr(debian, "_ensure_mmdebstrap", lambda: None)
     old = tmp_path / "rocm-root-old"
-    (old / "work/ccache").mkdir(parents=True)
-    (old / "work/ccache/object").write_text("x")
+    (old / "hipstack/ccache").mkdir(parents=True)
+    (old / "hipstack/ccache/object").write_text("x")
     made = []
 
     def make(folder, mirror):
         made.append(mirror)
         folder.mkdir()
-        (folder / "work").mkdir()
+        (folder / "hipstack").mkdir()
         (folder / debian.RECORD).write_text(
             '{"mirror": "http://m/debian", "llvm": "22", "packages": '
             '[{"name": "libamdhip64-dev", "version": "1:7.2.4+dfsg-1", "sha256": "", "part": ""}]}'
@@ -223,7 +223,7 @@ def test_a_root_is_reused_and_an_older_one_gives_up_its_compiler_cache(tmp_path,
     root = debian.ensure("http://m/debian")
     assert debian.ensure("http://m/debian") == root and made == ["http://m/debian"]
     assert root.version("libamdhip64-dev") == "7.2.4" and root.version("absent") == ""
-    assert (root.path / "work/ccache/object").is_file() and not old.exists()
+    assert (root.path / "hipstack/ccache/object").is_file() and not old.exists()
     assert debian.root_folder("http://other/debian") != root.path
 
 
@@ -253,11 +253,11 @@ def test_a_library_of_which_only_headers_are_here_has_a_cmake_package(tmp_path):
 def test_a_command_in_the_root_gets_no_variable_of_this_machine(tmp_path, monkeypatch):
     for may in (True, False):
         monkeypatch.setattr(debian, "_may_mount", lambda may=may: may)
-        words = debian.inside(tmp_path, "/work", ["cmake", "-B", "b"], {"PATH": "/bin"})
+        words = debian.inside(tmp_path, "/inside", ["cmake", "-B", "b"], {"PATH": "/bin"})
         assert words[0] == ("unshare" if may else "chroot")
         at = words.index("-i")
         assert words[at - 1] == "/usr/bin/env" and words[at + 1] == "PATH=/bin"
-        assert words[-4:] == ["/work", "cmake", "-B", "b"]
+        assert words[-4:] == ["/inside", "cmake", "-B", "b"]
 
 
 # torch, made ROCm-compatible
@@ -439,10 +439,10 @@ def make_root(path: Path) -> toolchain.Ready:
 
 def test_a_build_in_a_root_has_a_fixed_path_and_leaves_nothing(tmp_path):
     ready = make_root(tmp_path / "root")
-    (tmp_path / "root/work/build").mkdir(parents=True)
-    (tmp_path / "root/work/build/stale").write_text("x")
+    (tmp_path / "root/hipstack/build").mkdir(parents=True)
+    (tmp_path / "root/hipstack/build/stale").write_text("x")
     with pytest.raises(RuntimeError), ready.work(tmp_path) as place:
-        assert ready.inner(place) == "/work/build" and list(place.iterdir()) == []
+        assert ready.inner(place) == toolchain.WORK and list(place.iterdir()) == []
         raise RuntimeError
     assert not place.exists()
     with toolchain.Ready("python3", "/opt/rocm", {}).work(tmp_path) as place:
@@ -468,8 +468,8 @@ def test_triton_kernels_come_from_the_folder_that_is_given(tmp_path):
     given.mkdir()
     (given / "matmul.py").write_text("1")
     assert toolchain.triton_kernels(None, str(given)) == str(given)
-    assert toolchain.triton_kernels(root, str(given)) == "/work/triton-kernels"
-    assert (tmp_path / "root/work/triton-kernels/matmul.py").is_file()
+    assert toolchain.triton_kernels(root, str(given)) == "/hipstack/triton-kernels"
+    assert (tmp_path / "root/hipstack/triton-kernels/matmul.py").is_file()
 
 
 @pytest.mark.parametrize(

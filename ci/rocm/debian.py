@@ -29,8 +29,7 @@ from ci.run import run
 SPEC = Path(__file__).with_name("debian.toml")
 HOOK = Path(__file__).with_name("debian_hook.sh")
 # The compiler cache, inside the root.
-CACHE = "/work/ccache"
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
+CACHE = "/hipstack/ccache"
 RECORD = "packages.json"
 # Both trees take 1.1 GB, torch and the packages of the environment 0.1 to 2.5 GB more
 # (links where the file system is the same), a build of two architectures 0.6 GB.
@@ -233,7 +232,7 @@ def lay_out(root: Path, spec: Mapping[str, Any], versions: Mapping[str, str]) ->
     )
     for name in ("clang", "clang++"):
         (root / llvm[1:] / "bin" / f"{name}.cfg").write_text(config)
-    for name in ("tmp", "proc", "dev", "root", "work"):
+    for name in ("tmp", "proc", "dev", "root", "hipstack"):
         (root / name).mkdir(exist_ok=True)
     (root / "tmp").chmod(0o1777)
     _device(root / "dev" / "null", 1, 3)

@@ -19,8 +19,8 @@ from ci.rocm import debian, python, stubs
 from ci.run import run
 
 # Where things are inside the root.
-WORK = "/work/build"
-NO_TRITON_KERNELS = "/work/no-triton-kernels"
+WORK = "/hipstack/build"
+NO_TRITON_KERNELS = "/hipstack/no-triton-kernels"
 # What the root's libraries are linked for (debian.toml), as PEP 600 names it: glibc 2.35 and
 # GLIBCXX 3.4.30, so Ubuntu 22.04 and 24.04, Debian 12 and 13.
 PLATFORM = "manylinux_2_35_x86_64"
@@ -271,7 +271,7 @@ def triton_kernels(root: debian.Root | None, given: str | None) -> str:
         return given or ""
     if not given:
         return NO_TRITON_KERNELS
-    target = root.path / "work" / "triton-kernels"
+    target = root.path / "hipstack" / "triton-kernels"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(given, target)
     return f"/{target.relative_to(root.path)}"
