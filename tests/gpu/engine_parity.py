@@ -330,6 +330,21 @@ def path_counts() -> dict[str, int]:
     return rocm_segmented_attn.path_counts()
 
 
+def greedy(llm: Any, params: Any, rounds: int) -> list[dict[str, Any]]:
+    """Generate from the prompts, several times: tokens, margins of the best, their logprobs."""
+    sequences = []
+    for _ in range(rounds):
+        for request in llm.generate(prompts(), params, use_tqdm=False):
+            best = request.outputs[0]
+            margins, chosen = [], []
+            for token, top in zip(best.token_ids, best.logprobs, strict=False):
+                values = sorted((x.logprob for x in top.values()), reverse=True)
+                margins.append(values[0] - values[1])
+                chosen.append(top[token].logprob)
+            sequences.append(dict(tokens=list(best.token_ids), margins=margins, chosen=chosen))
+    return sequences
+
+
 def run_parity(scenario: Scenario, backend: str, folder: Path) -> dict[str, Any]:
     """Generate twice, the second time from cached prefixes."""
     if scenario.mode == "FULL_AND_PIECEWISE":
@@ -346,16 +361,7 @@ def run_parity(scenario: Scenario, backend: str, folder: Path) -> dict[str, Any]
         ignore_eos=True,
         logprobs=3,
     )
-    sequences = []
-    for _ in range(2):
-        for request in llm.generate(prompts(), params, use_tqdm=False):
-            best = request.outputs[0]
-            margins, chosen = [], []
-            for token, top in zip(best.token_ids, best.logprobs, strict=False):
-                values = sorted((x.logprob for x in top.values()), reverse=True)
-                margins.append(values[0] - values[1])
-                chosen.append(top[token].logprob)
-            sequences.append(dict(tokens=list(best.token_ids), margins=margins, chosen=chosen))
+    sequences = greedy(llm, params, 2)
     accepted = (
         {}
         if scenario.spec is None

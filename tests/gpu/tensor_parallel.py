@@ -268,16 +268,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     params = SamplingParams(
         max_tokens=NEW_TOKENS, temperature=0, detokenize=False, ignore_eos=True, logprobs=3
     )
-    sequences = []
-    for _ in range(job.get("rounds", 2)):
-        for request in llm.generate(parity.prompts(), params, use_tqdm=False):
-            best = request.outputs[0]
-            margins, chosen = [], []
-            for token, top in zip(best.token_ids, best.logprobs, strict=False):
-                values = sorted((x.logprob for x in top.values()), reverse=True)
-                margins.append(values[0] - values[1])
-                chosen.append(top[token].logprob)
-            sequences.append(dict(tokens=list(best.token_ids), margins=margins, chosen=chosen))
+    sequences = parity.greedy(llm, params, job.get("rounds", 2))
     ranks = llm.collective_rpc(state)
     from vllm.model_executor.warmup import rocm_segmented_attn_autotune_warmup as tuner
     from vllm.v1.attention.ops import segmented_attention_tuning as tuning
