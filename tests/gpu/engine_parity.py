@@ -688,6 +688,9 @@ def main() -> int:
         print("\n".join(s.name for s in SCENARIOS))
         print("\n".join(WORKLOADS))
         return 0
+    known = [s.name for s in SCENARIOS] if args.part == "parity" else list(WORKLOADS)
+    if unknown := [name for name in args.only if name not in known]:
+        parser.error(f"no such name: {', '.join(unknown)}; `list` prints them")
     start = time.perf_counter()
     pool = Pool(args.gpus, args.limit, args.budget)
     if args.part == "parity":

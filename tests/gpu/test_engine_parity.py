@@ -4,6 +4,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 import engine_parity as parity
@@ -40,3 +42,12 @@ def test_scenarios_name_known_models() -> None:
     for scenario in parity.SCENARIOS:
         assert scenario.model in parity.MODELS
         assert (scenario.spec or {}).get("model", scenario.model) in parity.MODELS
+
+
+@pytest.mark.parametrize("part", ["parity", "throughput"])
+def test_an_unknown_name_is_refused(part: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["engine_parity.py", part, "--only", "FULL", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        parity.main()
+    assert ended.value.code == 2
+    assert "nothing" in capsys.readouterr().err
