@@ -606,7 +606,7 @@ def parity_row(scenario: Scenario, base: dict, tested: dict, tie: float) -> tupl
         row += "  <-- LOOK"
     for what, margins in (("tie", seen.ties), ("DIFFERENCE", seen.differ)):
         if margins:
-            shown = ", ".join(f"{m:.3f}" for m in margins[:8])
+            shown = ", ".join(f"{m:.3f}" for m in margins)
             row += f"\n    {what}, margin of log probabilities: {shown}"
     return row, good
 
