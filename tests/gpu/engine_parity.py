@@ -173,7 +173,12 @@ class Scenario:
     spec: dict[str, Any] | None = None
 
 
-_HYBRID = {"mamba_ssm_cache_dtype": "float32", "enable_prefix_caching": False}
+# Without the warm-up of everybody's kernels, which takes minutes for linear attention.
+_HYBRID = {
+    "mamba_ssm_cache_dtype": "float32",
+    "enable_prefix_caching": False,
+    "kernel_config": {"enable_jit_warmup": False},
+}
 
 SCENARIOS = [
     Scenario("eager, chunks of 512", "qwen3", "eager", {"max_num_batched_tokens": 512}),
@@ -522,6 +527,9 @@ class Pool:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Small helpers would be compiled for longer than they run.
             "TORCHDYNAMO_DISABLE": "1",
+            # Linear attention's autotuners would compile for minutes, and two engines
+            # that choose differently would not compute the same.
+            "VLLM_TRITON_FORCE_FIRST_CONFIG": "1",
         }
         command = [sys.executable, os.path.abspath(__file__), "--job", json.dumps(job)]
         name = job.get("scenario", {}).get("name", "throughput")
