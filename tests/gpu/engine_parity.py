@@ -377,7 +377,14 @@ def run_parity(scenario: Scenario, backend: str, folder: Path) -> dict[str, Any]
         }
     )
     nans = llm.collective_rpc(lambda worker: int(worker.model_runner.nan_count))
-    return dict(sequences=sequences, nan=sum(nans), paths=path_counts(), accepted=accepted)
+    return dict(
+        sequences=sequences,
+        nan=sum(nans),
+        paths=path_counts(),
+        accepted=accepted,
+        # What the engine made of it: a hybrid model decides its own.
+        page=llm.llm_engine.vllm_config.cache_config.block_size,
+    )
 
 
 def skip_long_prefill(backend: str) -> None:
@@ -606,6 +613,7 @@ def parity_row(scenario: Scenario, base: dict, tested: dict, tie: float) -> tupl
         f"{head} {seen.equal:2}/{len(base['sequences']):2} {seen.tokens:6} "
         f"{len(seen.ties):5} {len(seen.differ):7} {seen.logprob_error:10.3f} "
         f"{nans:4}  {paths.get('segmented', 0)}/{unified}  {tested['seconds']:.0f} s"
+        f"  page {tested['page']}"
     )
     if drafted := tested["accepted"].get("vllm:spec_decode_num_draft_tokens"):
         taken = tested["accepted"]["vllm:spec_decode_num_accepted_tokens"]
