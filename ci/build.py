@@ -145,6 +145,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         StackError: The command line or the machine does not allow it.
     """
     from ci import extensions, patches, wheel
+    from ci import source as sources
     from ci.aot import AotError, models
 
     if not args.arch:
@@ -162,7 +163,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     cwd = paths.CWD
     source = args.source
     if source not in ("sdist", "git"):
-        source = str((cwd / source).resolve())
+        source = str(sources.named_path(source, cwd))
     try:
         chosen = tuple(models.from_argument(text, cwd) for text in args.model_config)
     except AotError as error:

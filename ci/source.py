@@ -261,6 +261,18 @@ def remove_generated(tree: Path) -> None:
     (tree / "vllm" / "_version.py").unlink(missing_ok=True)
 
 
+def named_path(source: str, cwd: Path = Path()) -> Path:
+    """Return the absolute path of a source that was named by its path.
+
+    Raises:
+        StackError: Nothing is there.
+    """
+    path = (cwd / source).resolve()
+    if not path.exists():
+        raise StackError(f"--source {source}: no such path", "sdist, git or a path")
+    return path
+
+
 def prepare(pin: Pin, destination: Path, source: str = "sdist", cache: Path = SOURCES) -> None:
     """Make a pristine source tree at a path that does not exist yet.
 
@@ -287,10 +299,7 @@ def prepare(pin: Pin, destination: Path, source: str = "sdist", cache: Path = SO
         elif source == "git":
             tree = _clone(pin, Path(scratch))
         else:
-            path = Path(source)
-            if not path.exists():
-                raise StackError(f"--source {source}: no such path", "sdist, git or a path")
-            tree = _copy(path.resolve(), pin, Path(scratch))
+            tree = _copy(named_path(source), pin, Path(scratch))
         if not tree.is_dir():
             raise StackError(f"the source holds no vllm-{pin.version} folder")
         remove_generated(tree)

@@ -97,6 +97,7 @@ def test_a_dry_run_until_a_patch():
         (["--arch", "gfx1201", "--extensions", "precompiled=/absent.whl"], "no such file"),
         (["--arch", "gfx1201", "--pin", "9.9.9"], "no pin named '9.9.9'"),
         (["--arch", "gfx1201", "--jobs", "0"], "--jobs must be at least 1"),
+        (["--arch", "gfx1201", "--dry-run", "--source", "/absent"], "/absent: no such path"),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_line(arguments, pattern):
